@@ -1,0 +1,47 @@
+# Each target sets up what it needs: .venv, and the packages at the versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint interop interop-full bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: $(VENV)/dev  ## text to batches, killed and resumed on another number of ranks, with proof
+	$(BIN)/python examples/demo
+
+test: $(VENV)/dev  ## the test suite
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev  ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+interop: $(VENV)/interop  ## comparisons with the peers' own packages, reduced counts
+	$(BIN)/python -m pytest tests/interop -m interop
+
+interop-full: $(VENV)/interop  ## everything with the full counts of cases
+	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"
+
+bench: $(VENV)/interop  ## benchmarks beside the peers; tables here, JSON in benchmarks/results
+	$(BIN)/python benchmarks/load.py
+	$(BIN)/python benchmarks/start.py
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/base:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/dev: $(VENV)/base pyproject.toml constraints.txt
+	$(PIP) -e '.[torch,dev]'
+	touch $@
+
+$(VENV)/interop: $(VENV)/dev
+	$(PIP) -e '.[torch,dev,interop]'
+	touch $@

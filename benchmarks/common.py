@@ -1,0 +1,73 @@
+"""What the benchmarks share: engines in processes of their own, CPU seconds, medians, tables and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of its living children."""
+    this = psutil.Process()
+    times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def run_apart(script: str, *arguments: str) -> dict[str, Any]:
+    """One measurement in a fresh process: the script prints one JSON object as its last line."""
+    command = [sys.executable, "-W", "ignore", script, "--one", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of every number of several measurements of one engine."""
+    return {
+        name: statistics.median(row[name] for row in rows) if isinstance(value, (int, float)) else value
+        for name, value in rows[0].items()
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows with equal names as an aligned table."""
+    names = list(rows[0])
+    cells = [names] + [[_cell(row[name]) for name in names] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def save(name: str, result: dict[str, Any]) -> None:
+    """Write the result beside those of the other benchmarks."""
+    RESULTS.mkdir(exist_ok=True)
+    machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
+    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine, **result}, indent=2) + "\n")
+
+
+def verdict(what: str, value: float, bar: float, *, at_most: bool = False) -> str:
+    """One line: the claim, what was measured, whether it holds."""
+    holds = value <= bar if at_most else value >= bar
+    return f"{'holds' if holds else 'FAILS'}  {what}: {value:,.3g} ({'at most' if at_most else 'at least'} {bar:,.3g})"

@@ -1,0 +1,176 @@
+"""Shuffled token windows into training batches: Headrace beside its peers and the limit, in CPU seconds.
+
+    python benchmarks/load.py [--tokens 256_000_000] [--window 2048] [--batch 8] [--rounds 5] [--engines a,b]
+
+Every engine reads the same Megatron .bin/.idx from the page cache in a process of its own, in turns. `limit` is the
+cast of slices of the memory map into fresh [batch, window + 1] int64 arrays: what a loop that does nothing else costs.
+`memmap` is a map-style Dataset over np.memmap under torch's DataLoader(num_workers=0), one tensor a sample;
+`megatron` is megatron-core's GPTDataset under the same. Headrace gives input_ids, labels and position_ids, each with
+memory of its own, and the position of every sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import torch
+
+import headrace
+from headrace.stores import IndexedWriter
+
+Batches = Callable[[Path, int, int], Iterator[Any]]
+DTYPE = np.dtype(np.uint16)
+
+
+def write_tokens(prefix: Path, num_tokens: int) -> None:
+    """Random tokens in documents of lognormal lengths, the same every time."""
+    rng = np.random.default_rng(0)
+    with IndexedWriter(str(prefix), dtype=DTYPE) as writer:
+        left = num_tokens
+        while left > 0:
+            lengths = np.maximum(1, rng.lognormal(6, 1.2, 10_000).astype(np.int64))
+            lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), left)) + 1]
+            lengths[-1] -= max(0, int(lengths.sum()) - left)
+            writer.add_documents(rng.integers(0, 50_000, int(lengths.sum()), dtype=np.uint16), lengths)
+            left -= int(lengths.sum())
+        writer.finish()
+
+
+def limit(prefix: Path, window: int, batch: int) -> Iterator[Any]:
+    tokens = np.asarray(np.memmap(f"{prefix}.bin", dtype=DTYPE, mode="r"))
+    begins = np.random.default_rng(1).permutation((len(tokens) - 1) // window) * window
+    for first in range(0, len(begins) - batch + 1, batch):
+        out = np.empty((batch, window + 1), dtype=np.int64)
+        for row, begin in enumerate(begins[first : first + batch].tolist()):
+            out[row] = tokens[begin : begin + window + 1]
+        yield out
+
+
+def ours(reading: headrace.Reading) -> Batches:
+    def batches(prefix: Path, window: int, batch: int) -> Iterator[Any]:
+        dataset = headrace.WindowDataset(headrace.open(str(prefix)), window_tokens=window)
+        run = headrace.Run(dataset, global_batch_size=batch, epochs=1, drop_last=True)
+        return iter(headrace.Loader(run, micro_batch_size=batch, ranks=headrace.Ranks(), reading=reading))
+
+    return batches
+
+
+class MemmapDataset(torch.utils.data.Dataset[torch.Tensor]):
+    """The usual map-style dataset over a memory map."""
+
+    def __init__(self, prefix: Path, window: int) -> None:
+        self.tokens = np.memmap(f"{prefix}.bin", dtype=DTYPE, mode="r")
+        self.window = window
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.window
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        begin = index * self.window
+        return torch.from_numpy(self.tokens[begin : begin + self.window + 1].astype(np.int64))
+
+
+def memmap(prefix: Path, window: int, batch: int) -> Iterator[Any]:
+    dataset = MemmapDataset(prefix, window)
+    return iter(torch.utils.data.DataLoader(dataset, batch_size=batch, shuffle=True, num_workers=0, drop_last=True))
+
+
+def megatron(prefix: Path, window: int, batch: int) -> Iterator[Any]:
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.datasets.utils import Split
+
+    config = GPTDatasetConfig(
+        random_seed=1234, sequence_length=window, blend=([str(prefix)], None), split="1,0,0", tokenizer=_Tokenizer(),
+        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False,
+    )  # fmt: skip
+    indexed = IndexedDataset(str(prefix))
+    indices = np.arange(indexed.sequence_lengths.shape[0], dtype=np.int32)
+    dataset = GPTDataset(indexed, str(prefix), indices, None, Split.train, config)
+    return iter(torch.utils.data.DataLoader(dataset, batch_size=batch, num_workers=0, drop_last=True))
+
+
+class _Tokenizer:
+    unique_identifiers = {"class": "none"}  # noqa: RUF012 - what GPTDatasetConfig asks for
+    eod = 0
+    pad = 50_001
+    vocab_size = 50_002
+
+
+ENGINES: dict[str, Batches] = {
+    "limit": limit,
+    "headrace, when asked": ours(headrace.Reading(num_threads=0)),
+    "headrace, read ahead": ours(headrace.Reading(num_threads=1)),
+    "memmap": memmap,
+    "megatron": megatron,
+    "headrace, 2 workers": ours(headrace.Reading(num_workers=2)),
+}
+
+
+def measure(engine: str, prefix: Path, window: int, batch: int, seconds: float) -> dict[str, Any]:
+    np.fromfile(f"{prefix}.bin", dtype=np.uint8)  # into the page cache
+    batches = ENGINES[engine](prefix, window, batch)
+    for _ in range(50):
+        next(batches)
+    count, begin, cpu = 0, time.perf_counter(), common.cpu_s()
+    for _ in batches:
+        count += batch
+        if count % (64 * batch) == 0 and time.perf_counter() - begin > seconds:
+            break
+    wall, cpu = time.perf_counter() - begin, common.cpu_s() - cpu
+    return {"engine": engine, "samples_per_cpu_s": count / cpu, "samples_per_s": count / wall, "samples": count}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=256_000_000)
+    parser.add_argument("--window", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--engines", default=",".join(ENGINES).replace(", ", "; "))
+    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "PREFIX"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        engine, prefix = options.one
+        print(json.dumps(measure(engine, Path(prefix), options.window, options.batch, options.seconds)))
+        return
+    engines = [engine.strip().replace("; ", ", ") for engine in options.engines.split(",")]
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        prefix = Path(folder) / "tokens"
+        write_tokens(prefix, options.tokens)
+        rows: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
+        sizes = ["--window", str(options.window), "--batch", str(options.batch), "--seconds", str(options.seconds)]
+        for _ in range(options.rounds):
+            for engine in engines:
+                rows[engine].append(common.run_apart(__file__, engine, str(prefix), *sizes))
+    result = [common.medians(rows[engine]) for engine in engines]
+    rate = {row["engine"]: row["samples_per_cpu_s"] for row in result}
+    for row in result:
+        row["of_limit"] = row["samples_per_cpu_s"] / rate["limit"] if "limit" in rate else float("nan")
+    print(common.table(result))
+    claims = [
+        ("when asked, share of the limit", "headrace, when asked", "limit", 0.75),
+        ("read ahead, share of the limit", "headrace, read ahead", "limit", 0.60),
+        ("read ahead, times megatron-core", "headrace, read ahead", "megatron", 10),
+        ("read ahead, times memmap under DataLoader", "headrace, read ahead", "memmap", 1.5),
+    ]
+    lines = [
+        common.verdict(what, rate[mine] / rate[theirs], bar)
+        for what, mine, theirs, bar in claims
+        if mine in rate and theirs in rate
+    ]
+    print("\n".join(lines))
+    common.save("load", {"options": vars(options), "rows": result, "claims": lines})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Start-up: the first batch of a run of 10^5 and of 10^10 samples, in a fresh process, imports excluded.
+
+    python benchmarks/start.py [--rounds 7]
+
+The stores are sparse files: their sizes are real, their blocks are not. Two shapes: windows of 64 tokens in one file of
+1.3 TB (10^10 samples), and windows of 2,048 tokens over 64 shards. Documents are of 2^24 tokens. Measured are the wall
+time from opening the store to the first batch, and by what memory has grown 100 batches later: anonymous memory, which
+is the process's own, and resident memory, which counts the pages of the files that the samples lie in as well. The
+rows with 1,000 sources are a blend of as many datasets over the same store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import psutil
+
+from headrace import Blend, Loader, Ranks, Run, WindowDataset
+from headrace import open as open_store
+
+DOCUMENT_TOKENS = 1 << 24
+CASES = [(samples, window, shards) for window, shards in ((64, 1), (2048, 64)) for samples in (10**5, 10**10)]
+
+
+def sparse_store(prefix: Path, num_tokens: int) -> None:
+    """A .bin of zeros without blocks, and the .idx that goes with it."""
+    sizes = np.full(-(-num_tokens // DOCUMENT_TOKENS), DOCUMENT_TOKENS, dtype=np.int32)
+    sizes[-1] = num_tokens - (len(sizes) - 1) * DOCUMENT_TOKENS
+    pointers = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)]) * 2
+    with Path(f"{prefix}.idx").open("wb") as index:
+        index.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(sizes), len(sizes) + 1))
+        for column in (sizes, pointers.astype(np.int64), np.arange(len(sizes) + 1, dtype=np.int64)):
+            index.write(column.tobytes())
+    with Path(f"{prefix}.bin").open("wb") as data:
+        data.truncate(2 * num_tokens)
+
+
+def measure(folder: str, window: int, num_sources: int) -> dict[str, Any]:
+    process = psutil.Process()
+    before, begin = process.memory_full_info(), time.perf_counter()
+    dataset = WindowDataset(open_store(folder + "/"), window_tokens=window)
+    names = [f"source-{i}" for i in range(num_sources)]
+    data: WindowDataset | Blend = dataset
+    if num_sources > 1:
+        data = Blend(dict.fromkeys(names, dataset), weights={name: 1 + i % 7 for i, name in enumerate(names)})
+    loader = Loader(Run(data, global_batch_size=8), micro_batch_size=8, ranks=Ranks())
+    batches = iter(loader)
+    next(batches)
+    seconds = time.perf_counter() - begin
+    for _ in range(100):
+        next(batches)
+    after = process.memory_full_info()
+    return {
+        "samples": len(dataset),
+        "window": window,
+        "sources": num_sources,
+        "first_batch_ms": 1000 * seconds,
+        "rss_growth_mb": (after.rss - before.rss) / 1e6,
+        "anonymous_growth_mb": (after.rss - after.shared - before.rss + before.shared) / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--one", nargs=3, metavar=("FOLDER", "WINDOW", "SOURCES"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        folder, window, num_sources = options.one
+        print(json.dumps(measure(folder, int(window), int(num_sources))))
+        return
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root:
+        folders = []
+        for samples, window, shards in CASES:
+            folder = Path(root) / f"{samples}-{window}"
+            folder.mkdir()
+            for shard in range(shards):
+                sparse_store(folder / f"shard-{shard:03d}", samples * window // shards + (shard == shards - 1))
+            folders.append((str(folder), window))
+        used = sum(file.stat().st_blocks for file in Path(root).rglob("*")) * 512
+        print(
+            f"files of {sum(f.stat().st_size for f in Path(root).rglob('*.bin')) / 1e12:,.1f} TB, {used / 1e6:,.0f} MB on disk"
+        )
+        for num_sources in (1, 1000):
+            for folder, window in folders:
+                found = [
+                    common.run_apart(__file__, folder, str(window), str(num_sources)) for _ in range(options.rounds)
+                ]
+                rows.append(common.medians(found))
+    print(common.table(rows))
+    single = [row for row in rows if row["sources"] == 1]
+    claims = [
+        common.verdict(
+            "slowest first batch of one source, ms", max(r["first_batch_ms"] for r in single), 100, at_most=True
+        ),
+        common.verdict(
+            "largest growth of memory, MB", max(r["anonymous_growth_mb"] for r in single), 100, at_most=True
+        ),
+    ]
+    for small, large in zip(single[0::2], single[1::2], strict=True):
+        more = large["anonymous_growth_mb"] - small["anonymous_growth_mb"]
+        what = f"windows of {small['window']:,}: memory at 10^10 samples less that at 10^5, MB"
+        claims.append(common.verdict(what, more, 5, at_most=True))
+    print("\n".join(claims))
+    common.save("start", {"options": vars(options), "rows": rows, "claims": claims})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The command line: one file a command, each imported when it is used.
+
+    headrace prepare INPUT... --output DIR --tokenizer PATH     text -> tokens on disk
+    headrace info PATH                                          what a store holds
+    headrace check PATH                                         whether it is whole
+
+`command` holds what all share: errors and exit codes, ``--json``; `figures` writes numbers; `progress` the moving line.
+This room may import every other; at import it loads click alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+
+import click
+
+from headrace._version import __version__
+
+COMMANDS = {
+    "check": "headrace.cli.check",
+    "info": "headrace.cli.info",
+    "prepare": "headrace.cli.prepare",
+}
+
+__all__ = ["main"]
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, sorted."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[cmd_name]).command
+        return command if isinstance(command, click.Command) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest names where there is no such command."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"the commands are: {', '.join(COMMANDS)}."
+            ctx.fail(f"no such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="headrace")
+def main() -> None:
+    """Feed training runs: raw text in, model-ready batches out."""

@@ -1,0 +1,112 @@
+"""Runs the checks of a store for ``headrace check``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from headrace.cli.description import files_of, find_manifest
+from headrace.errors import StoreError
+from headrace.stores import MANIFEST_NAME, Problem, ShardedStore, open
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found and how much it read. Counts are zero where the store does not even open."""
+
+    path: str
+    ok: bool
+    problems: tuple[Problem, ...]
+    files: int
+    bytes: int
+    documents: int
+    tokens: int
+    hashed: bool
+    """Whether a manifest vouches for every byte; without one only the structure can be checked."""
+
+    vocab_size: int | None
+    """Ids were checked to be below this; None: not checked."""
+
+
+def check_store(path: str, *, tokenizer: str | None, on_shard: Callable[[int, int, str, int], None]) -> Verdict:
+    """Read everything at a path and collect what is wrong.
+
+    Args:
+        path: as for `headrace.open`.
+        tokenizer: its vocabulary is taken, else that of the manifest.
+        on_shard: called before each shard with its number, the number of shards, its path, and its bytes.
+
+    Raises:
+        StoreError: nothing is there.
+        ConfigError: the tokeniser cannot be read.
+    """
+    vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
+    try:
+        store = open(path)
+        manifest = find_manifest(path)
+    except StoreError as error:
+        if not _is_there(path):
+            raise
+        return _faulty(path, _as_problem(error, path), vocab_size)
+    if vocab_size is None and manifest is not None and manifest.tokenizer is not None:
+        vocab_size = manifest.tokenizer.vocab_size
+    with store:
+        shards = store.shards if isinstance(store, ShardedStore) else (store,)
+        problems: list[Problem] = []
+        num_bytes = 0
+        for number, shard in enumerate(shards):
+            shard_bytes = sum(file.stat().st_size for file in files_of(shard))
+            num_bytes += shard_bytes
+            on_shard(number, len(shards), shard.path, shard_bytes)
+            try:
+                problems.extend(shard.check(vocab_size=vocab_size))
+            except StoreError as error:
+                problems.append(_as_problem(error, shard.path))
+        return Verdict(
+            path=path,
+            ok=not problems,
+            problems=tuple(problems),
+            files=len(files_of(store)) + (manifest is not None),
+            bytes=num_bytes,
+            documents=store.num_documents,
+            tokens=store.num_tokens if not problems else 0,
+            hashed=manifest is not None,
+            vocab_size=vocab_size,
+        )
+
+
+def _vocab_size(tokenizer: str) -> int:
+    from headrace.prepare.tokenizer import load_tokenizer
+
+    return load_tokenizer(tokenizer).vocab_size
+
+
+def _is_there(path: str) -> bool:
+    """Whether something at this path means to be a store; then what is wrong with it is a finding."""
+    place = Path(path)
+    if place.is_dir():
+        return any(file.name == MANIFEST_NAME or file.suffix in (".bin", ".idx") for file in place.iterdir())
+    return place.is_file() or Path(path + ".bin").exists() or Path(path + ".idx").exists()
+
+
+def _as_problem(error: StoreError, path: str) -> Problem:
+    """The error as a finding; errors of stores begin with the file they speak of."""
+    file, _, message = str(error).partition(": ")
+    if message and Path(file).exists():
+        return Problem(path=file, place="", message=message)
+    return Problem(path=path, place="", message=str(error))
+
+
+def _faulty(path: str, problem: Problem, vocab_size: int | None) -> Verdict:
+    return Verdict(
+        path=path,
+        ok=False,
+        problems=(problem,),
+        files=0,
+        bytes=0,
+        documents=0,
+        tokens=0,
+        hashed=False,
+        vocab_size=vocab_size,
+    )

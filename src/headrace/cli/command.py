@@ -1,0 +1,67 @@
+"""What all commands share: errors with their exit codes, ``--json``, and the end by signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import click
+
+from headrace.errors import HeadraceError
+
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+
+
+class Command(click.Command):
+    """A command whose `HeadraceError`s end it with a message and their exit code; other exceptions show a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            with _terminable():
+                return super().invoke(ctx)
+        except HeadraceError as error:
+            if ctx.params.get("as_json"):
+                print_json(
+                    {"error": {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
+                )
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except _Terminated:
+            click.echo("terminated", err=True)
+            ctx.exit(TERMINATED)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output, and nothing else."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+class _Terminated(BaseException):
+    """SIGTERM, turned into an exception so that temporary files are removed."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not in the main thread: whoever runs us there has the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

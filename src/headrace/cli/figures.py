@@ -1,0 +1,60 @@
+"""Numbers as people read them: ``1,234,567``, ``3.1 GB``, ``2 h 05 min``. Units are decimal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def count(number: int) -> str:
+    """A whole number with separators: ``1,234,567``."""
+    return f"{number:,}"
+
+
+def plural(number: int, noun: str) -> str:
+    """A count and its noun: ``1 file``, ``2 files``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def short(number: float) -> str:
+    """Three digits and a prefix: ``13.0 M``. Ends in a space where there is no prefix, so that units line up."""
+    step = 0
+    while abs(number) >= 999.5 and step < len(_PREFIXES) - 1:
+        number /= 1000
+        step += 1
+    if step == 0:
+        return f"{number:.0f} "
+    digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    return f"{number:.{digits}f} {_PREFIXES[step]}"
+
+
+def size(number: float) -> str:
+    """Bytes: ``26.1 MB``."""
+    return f"{short(number)}B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds: ``0.4 s``, ``3 min 05 s``, ``2 h 05 min``, ``4 d 03 h``."""
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, smaller, length in (("d", "h", 86400), ("h", "min", 3600)):
+        if whole >= length:
+            return f"{whole // length} {unit} {whole % length // (length // 24 if unit == 'd' else 60):02d} {smaller}"
+    return f"{whole // 60} min {whole % 60:02d} s"
+
+
+def table(rows: Sequence[Sequence[str]], *, indent: int = 2) -> list[str]:
+    """Rows as lines of right-aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        " " * indent + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def listing(pairs: Sequence[tuple[str, str]], *, indent: int = 2) -> list[str]:
+    """Names and values as lines of two left-aligned columns."""
+    width = max((len(name) for name, _ in pairs), default=0)
+    return [f"{' ' * indent}{name.ljust(width)}  {value}" for name, value in pairs]

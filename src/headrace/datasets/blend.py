@@ -1,0 +1,156 @@
+"""Blends: trees of datasets mixed by weight, or repeated a given number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal
+
+from headrace.datasets.dataset import Dataset
+from headrace.errors import ConfigError
+from headrace.plan import Branch, Leaf, Node, apportion, counts_until, exact_weights, quantised, rounded
+
+End = Literal["endless", "samples", "first_exhausted", "all_exhausted"]
+Unit = Literal["samples", "tokens"]
+
+
+class Blend:
+    """Datasets, or other blends, by name; the name is part of each source's place in the tree.
+
+    Give either ``weights`` or ``repeats``, a number for each name:
+
+    - ``weights`` are shares of the samples, or of the tokens with ``unit="tokens"``. ``end`` says how far the blend
+      goes: ``"endless"``, ``"samples"`` (exactly ``num_samples``, shared out by the weights), ``"first_exhausted"``
+      (one source seen whole, none beyond once), ``"all_exhausted"`` (each source seen whole at least once). While it
+      goes, a source that is through starts its next epoch.
+    - ``repeats`` are passes through each source, whole or fractional: 2.5 passes through 1,000 samples are exactly
+      2,500. One pass through the blend is the sum of these.
+
+    Realised counts stay within 2 samples of the weights at every prefix, and are exact at the end of a blend that ends.
+    The same dataset under two names is gone through in two different orders.
+
+    Raises:
+        ConfigError: names without numbers or the reverse, weights that are not positive and finite, an endless blend
+            where a length is needed, fields that cannot be stacked into one batch.
+    """
+
+    def __init__(
+        self,
+        children: Mapping[str, Dataset | Blend],
+        *,
+        weights: Mapping[str, float] | None = None,
+        repeats: Mapping[str, float] | None = None,
+        unit: Unit = "samples",
+        end: End = "endless",
+        num_samples: int | None = None,
+    ) -> None:
+        numbers = weights if weights is not None else repeats
+        if numbers is None or (weights is not None and repeats is not None):
+            raise ConfigError("a blend takes either weights or repeats")
+        if not children or children.keys() != numbers.keys():
+            raise ConfigError(
+                f"a blend needs a number for each name: names {sorted(children)}, numbers {sorted(numbers)}"
+            )
+        for name in children:
+            if not name or "/" in name:
+                raise ConfigError(
+                    f"source name {name!r}: a name is not empty and has no '/', which separates the names"
+                )
+            if not 0 < numbers[name] < float("inf"):
+                raise ConfigError(
+                    f"source {name!r} has weight or repeat {numbers[name]}: they are positive and finite; "
+                    "leave a source out instead of giving it 0"
+                )
+        if unit not in ("samples", "tokens"):
+            raise ConfigError(f"unit is {unit!r}; allowed are 'samples', 'tokens'")
+        if end not in ("endless", "samples", "first_exhausted", "all_exhausted"):
+            raise ConfigError(f"end is {end!r}; allowed are 'endless', 'samples', 'first_exhausted', 'all_exhausted'")
+        if repeats is not None and (end != "endless" or unit != "samples" or num_samples is not None):
+            raise ConfigError("a blend by repeats ends by itself: unit, end and num_samples go with weights")
+        if (end == "samples") != (num_samples is not None):
+            raise ConfigError(f"num_samples goes with end='samples', found end={end!r} and num_samples={num_samples}")
+        self.children = dict(children)
+        self.unit = unit
+        self.end = "repeats" if repeats is not None else end
+        self.numbers = {name: numbers[name] for name in children}
+        self._wanted = num_samples
+        _check_fields(self)
+
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """Integers in proportion to which the sources are mixed; exact counts for a blend that ends."""
+        numbers = list(self.numbers.values())
+        if self.end == "repeats":
+            return tuple(
+                rounded(Fraction(number) * length) for number, length in zip(numbers, self._lengths(), strict=True)
+            )
+        if self.unit == "tokens":
+            tokens = [child.num_tokens_per_sample for child in self.children.values()]
+            weights = [w / Fraction(t) for w, t in zip(exact_weights(numbers), tokens, strict=True)]
+        else:
+            weights = exact_weights(numbers)
+        if self.end == "endless":
+            return tuple(quantised(weights))
+        if self._wanted is not None:
+            if self._wanted < 1:
+                raise ConfigError(f"num_samples is at least 1, found {self._wanted}")
+            return tuple(apportion(self._wanted, exact_weights(weights)))
+        return tuple(counts_until(self.end, weights, self._lengths()))
+
+    @property
+    def num_samples(self) -> int | None:
+        """The samples of one pass, None for an endless blend."""
+        return None if self.end == "endless" else sum(self.shares)
+
+    @property
+    def num_tokens_per_sample(self) -> float:
+        """The mean over the sources, by their shares."""
+        pairs = zip(self.shares, self.children.values(), strict=True)
+        return float(
+            sum(Fraction(share) * Fraction(child.num_tokens_per_sample) for share, child in pairs) / sum(self.shares)
+        )
+
+    def node(self, path: str = "") -> Branch:
+        """The blend as the plan sees it."""
+        nodes: list[Node] = []
+        for name, child in self.children.items():
+            child_path = f"{path}/{name}" if path else name
+            nodes.append(child.node(child_path) if isinstance(child, Blend) else Leaf(child_path, len(child)))
+        return Branch(path, tuple(nodes), self.shares, self.num_samples)
+
+    def datasets(self) -> Iterator[Dataset]:
+        """The leaves, depth first, in the order of the plan's sources."""
+        for child in self.children.values():
+            if isinstance(child, Blend):
+                yield from child.datasets()
+            else:
+                yield child
+
+    def _lengths(self) -> list[int]:
+        lengths = {
+            name: child.num_samples if isinstance(child, Blend) else len(child) for name, child in self.children.items()
+        }
+        endless = [name for name, length in lengths.items() if length is None]
+        if endless:
+            raise ConfigError(f"{self.end!r} needs the length of every source, and {endless} are endless blends")
+        return [length for length in lengths.values() if length is not None]
+
+    def __repr__(self) -> str:
+        length = "endless" if self.num_samples is None else f"{self.num_samples:,} samples"
+        return f"<Blend of {', '.join(self.children)}: {length}>"
+
+
+def _check_fields(blend: Blend) -> None:
+    """Samples of all sources go into the same batch arrays, so their fields must be the same."""
+    datasets = list(blend.datasets())
+    for dataset in datasets[1:]:
+        if dataset.fields != datasets[0].fields:
+            raise ConfigError(
+                "the sources of a blend must have the same fields to be stacked into a batch: "
+                f"{_show(datasets[0])} and {_show(dataset)}"
+            )
+
+
+def _show(dataset: Dataset) -> str:
+    return ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in dataset.fields.items())

@@ -1,0 +1,96 @@
+"""The face that every map-style dataset shares: a number of samples, each addressable at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.plan import IntArray, KeyArray
+
+Sample = dict[str, NDArray[Any]]
+Fields = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+class Dataset(ABC):
+    """Samples 0 .. len - 1 of equal shapes, read one by one or as whole batches.
+
+    Reading has two steps. ``locate`` is arithmetic: it turns sample indices into int64 addresses, thousands at a time.
+    ``read_into`` does the I/O for some of them, straight into the rows of a batch. Items are NumPy arrays of their own:
+    changing one in place changes no other sample.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def fields(self) -> Fields:
+        """Name -> (shape, dtype) of what each sample holds."""
+
+    @property
+    @abstractmethod
+    def num_tokens_per_sample(self) -> float:
+        """The mean number of tokens that a sample trains on; token weights of a blend are turned into samples by it."""
+
+    @property
+    def deviation_tokens_per_sample(self) -> float:
+        """The standard deviation of the same, 0 where all samples are equally long."""
+        return 0.0
+
+    @property
+    @abstractmethod
+    def recipe(self) -> dict[str, Any]:
+        """JSON-safe: all that decides the bytes of the samples, the fingerprint of the store among it."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """128 bits in hex over ``recipe``."""
+
+    @abstractmethod
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """(n,) int64: addresses of samples, to be read by ``read_into``. No I/O.
+
+        ``indices`` is (n,) int64 in [0, len); ``keys`` (n,) uint64, one for each pass through the dataset, for what
+        varies from epoch to epoch; None gives the same samples always.
+        """
+
+    @abstractmethod
+    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
+        """Fill ``rows`` of the (batch, ...) arrays ``out[field]`` with the samples at ``addresses``."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line on what the samples are made of, for the tree that ``Run.describe`` prints."""
+
+    def read(self, addresses: IntArray) -> Sample:
+        """A fresh batch: each field as one (len(addresses), ...) array."""
+        out = empty(self.fields, len(addresses))
+        self.read_into(addresses, out, slice(None))
+        return out
+
+    def __getitem__(self, index: int) -> Sample:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of a dataset of {len(self)}")
+        batch = self.read(self.locate(np.array([index % len(self)], dtype=np.int64)))
+        return {name: values[0] for name, values in batch.items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """The samples at ``indices``, read as one batch: what ``torch.utils.data`` calls where it exists."""
+        wanted = np.asarray(indices, dtype=np.int64)
+        if wanted.size and (int(wanted.min()) < -len(self) or int(wanted.max()) >= len(self)):
+            raise IndexError(f"samples {wanted.min()} .. {wanted.max()} of a dataset of {len(self)}")
+        batch = self.read(self.locate(wanted % len(self)))
+        return [{name: values[i].copy() for name, values in batch.items()} for i in range(len(wanted))]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self):,} samples, {self.describe()}>"
+
+
+def empty(fields: Fields, num_samples: int) -> Sample:
+    """Uninitialised arrays for a batch."""
+    return {name: np.empty((num_samples, *shape), dtype=dtype) for name, (shape, dtype) in fields.items()}

@@ -1,0 +1,38 @@
+"""Places and bytes: names of files in a defined order, ranged reads, atomic writes, checksums.
+
+    names      natural_key, expand_braces        the same order of files on every machine
+    reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
+    writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
+    checking   FileHasher, file_sum, FileSum     xxh3_128 of a file, xxh3_64 of each of its 16 MiB blocks
+
+This room knows nothing of documents or tokens. It imports ``headrace.errors`` only.
+"""
+
+from __future__ import annotations
+
+from headrace.io.atomic import AtomicFile, atomic_write, commit, output_errors
+from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_sum, hash_bytes
+from headrace.io.paths import expand_braces, natural_key, safe_relative
+from headrace.io.pool import OPEN_FILES, FilePool
+from headrace.io.readers import MmapReader, PreadReader, Reader, reader
+
+__all__ = [
+    "BLOCK_BYTES",
+    "OPEN_FILES",
+    "AtomicFile",
+    "FileHasher",
+    "FilePool",
+    "FileSum",
+    "MmapReader",
+    "PreadReader",
+    "Reader",
+    "atomic_write",
+    "commit",
+    "expand_braces",
+    "file_sum",
+    "hash_bytes",
+    "natural_key",
+    "output_errors",
+    "reader",
+    "safe_relative",
+]

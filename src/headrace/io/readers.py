@@ -1,0 +1,269 @@
+"""Ranged reads behind one face: bytes of files by path, offset and length."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import sys
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, StoreError
+from headrace.io.pool import OPEN_FILES, FilePool
+
+IntArray = NDArray[np.int64]
+ByteArray = NDArray[np.uint8]
+T = TypeVar("T")
+
+MAX_KEPT: Final = 64
+"""Derived objects kept with one open file; past it they are made anew."""
+
+_NUMBERS = itertools.count()
+
+
+class OpenFile:
+    """One open file in the pool; it closes when the last reference goes.
+
+    Attributes:
+        size: bytes, when it was opened.
+        kept: what `Reader.kept` derived from the file's mapping; it is let go together with the file.
+    """
+
+    __slots__ = ("__weakref__", "data", "fd", "kept", "size")
+
+    def __init__(self, size: int, *, data: ByteArray | None = None, fd: int = -1) -> None:
+        self.size = size
+        self.data = data
+        self.fd = fd
+        self.kept: dict[Hashable, Any] = {}
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class Reader(ABC):
+    """Reads ranges of files. Safe in threads and across a fork; pickles as its configuration.
+
+    All readers of a process share one bounded pool of open files, so any number of sources may be in use. A file
+    that was let go and is opened again must have the size and the time of modification that this reader saw first:
+    data that changes under a run is an error, never a silent mixture.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, *, pool: FilePool = OPEN_FILES) -> None:
+        self._pool = pool
+        self._number = next(_NUMBERS)
+        self._seen: dict[str, tuple[int, int]] = {}
+        weakref.finalize(self, _let_go, pool, self._number, self._seen).atexit = False
+
+    def size(self, path: str) -> int:
+        """Bytes of the file.
+
+        Raises:
+            StoreError: there is no such file, or it cannot be opened.
+        """
+        return self._open(path).size
+
+    def read_ranges(self, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray | None = None) -> ByteArray:
+        """The bytes of several ranges, one after another.
+
+        Args:
+            path: the file.
+            offsets: (n,) int64 bytes, where each range begins.
+            lengths: (n,) int64 bytes, how long it is.
+            out: (sum of lengths,) uint8, contiguous, to be filled; a new array by default.
+
+        Raises:
+            StoreError: a missing file, a range that is not inside the file, or a short read.
+        """
+        file = self._open(path)
+        if len(offsets):
+            # The two comparisons cannot overflow, whatever the index of a broken store says.
+            outside = (offsets < 0) | (lengths < 0) | (lengths > file.size) | (offsets > file.size - lengths)
+            if outside.any():
+                at = int(np.argmax(outside))
+                offset, length = int(offsets[at]), int(lengths[at])
+                found = max(0, min(length, file.size - offset)) if offset >= 0 else 0
+                raise StoreError(
+                    f"{path}: byte {offset}: wanted {length} bytes, found {found}; the file has {file.size} bytes"
+                )
+        total = int(lengths.sum())
+        if out is None:
+            out = np.empty(total, np.uint8)
+        elif out.shape != (total,) or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise ValueError(f"out must be contiguous uint8 of shape ({total},), not {out.dtype} of shape {out.shape}")
+        self._fill(file, path, offsets, lengths, out)
+        return out
+
+    @abstractmethod
+    def view(self, path: str) -> ByteArray | None:
+        """(size,) uint8: the whole file mapped, read-only; None where this reader cannot map.
+
+        The view stays valid, and the file mapped, for as long as the view lives, whatever becomes of the reader.
+        A file that is cut short under a live mapping is beyond our power: touching the lost part ends the process.
+        """
+
+    def kept(self, path: str, key: Hashable, make: Callable[[ByteArray], T]) -> T | None:
+        """``make(view(path))``, made once and kept as long as the file stays open; None where this reader cannot map.
+
+        For typed views that are dear to make and used in every read. They die with the pool's entry, so that
+        they do not hold the file open behind the pool's back. ``key`` tells them apart within a file.
+        """
+        file = self._open(path)
+        if file.data is None:
+            return None
+        try:
+            return file.kept[key]  # type: ignore[no-any-return]
+        except KeyError:
+            value = make(file.data)
+            if len(file.kept) >= MAX_KEPT:
+                file.kept.clear()
+            file.kept[key] = value
+            return value
+
+    def close(self) -> None:
+        """Let go of this reader's files. Views stay valid, and a later read opens the file again."""
+        _let_go(self._pool, self._number, self._seen)
+
+    def __reduce__(self) -> tuple[type[Reader], tuple[()]]:
+        return type(self), ()
+
+    def __repr__(self) -> str:
+        return f"<{self.name} reader>"
+
+    def _open(self, path: str) -> OpenFile:
+        key = (self._number, path)
+        file: OpenFile | None = self._pool.get(key)
+        if file is not None:
+            return file
+        self._pool.make_room()
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                status = os.fstat(fd)
+                stamp = (status.st_size, status.st_mtime_ns)
+                if self._seen.setdefault(path, stamp) != stamp:
+                    raise StoreError(
+                        f"{path}: changed while it was in use: {self._seen[path][0]} bytes at first, now"
+                        f" {status.st_size} bytes, modified since; open the store again"
+                    )
+                file = self._take(fd, status.st_size)
+            except BaseException:
+                os.close(fd)
+                raise
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or a file that shrinks under mmap
+            raise StoreError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+        self._pool.put(key, file)
+        return file
+
+    @abstractmethod
+    def _take(self, fd: int, size: int) -> OpenFile:
+        """Make the open file of a descriptor, which is now this method's to keep or close, unless it raises."""
+
+    @abstractmethod
+    def _fill(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
+        """Read ranges, which are known to lie inside ``file.size``, into ``out``."""
+
+
+class MmapReader(Reader):
+    """Reads through a mapping of the whole file: the page cache is the buffer, and views cost no copy.
+
+    Up to Python 3.12 each live mapping holds a file descriptor, also one that only a view keeps alive.
+    """
+
+    name = "mmap"
+
+    def view(self, path: str) -> ByteArray:
+        """(size,) uint8: the mapping itself, no copy."""
+        data = self._open(path).data
+        return np.empty(0, np.uint8) if data is None else data
+
+    def _take(self, fd: int, size: int) -> OpenFile:
+        if size == 0:  # which mmap refuses
+            data = np.empty(0, np.uint8)
+            data.flags.writeable = False
+        elif sys.version_info >= (3, 13):
+            data = np.frombuffer(mmap.mmap(fd, size, access=mmap.ACCESS_READ, trackfd=False), np.uint8)
+        else:
+            data = np.frombuffer(mmap.mmap(fd, size, access=mmap.ACCESS_READ), np.uint8)
+        os.close(fd)
+        return OpenFile(size, data=data)
+
+    def _fill(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
+        data = file.data
+        if data is None:
+            raise StoreError(f"{path}: is not mapped")
+        at = 0
+        for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+            out[at : at + length] = data[offset : offset + length]
+            at += length
+
+
+class PreadReader(Reader):
+    """Reads with ``preadv``: no mapping, no shared file offset; for places where mmap is slow or not allowed."""
+
+    name = "pread"
+
+    def view(self, path: str) -> None:
+        """None: nothing is mapped."""
+        self._open(path)
+
+    def _take(self, fd: int, size: int) -> OpenFile:
+        return OpenFile(size, fd=fd)
+
+    def _fill(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
+        offsets, lengths = _joined(offsets, lengths)
+        buffer = out.data
+        at = 0
+        for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+            done = 0
+            while done < length:
+                try:
+                    count = os.preadv(file.fd, [buffer[at + done : at + length]], offset + done)
+                except OSError as error:
+                    raise StoreError(f"{path}: byte {offset + done}: cannot be read: {error.strerror}") from error
+                if count == 0:
+                    raise StoreError(
+                        f"{path}: byte {offset}: wanted {length} bytes, found {done}; the file was cut short since it"
+                        " was opened"
+                    )
+                done += count
+            at += length
+
+
+_READERS: dict[str, type[Reader]] = {"mmap": MmapReader, "pread": PreadReader}
+
+
+def reader(name: str | Reader) -> Reader:
+    """A reader by its name, ``"mmap"`` or ``"pread"``; a reader is returned as it is.
+
+    Raises:
+        ConfigError: there is no reader of this name.
+    """
+    if isinstance(name, Reader):
+        return name
+    if name not in _READERS:
+        raise ConfigError(f"reader={name!r} is unknown; the readers are {', '.join(map(repr, _READERS))}")
+    return _READERS[name]()
+
+
+def _joined(offsets: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
+    """Ranges that follow each other in the file also do in the output: one read for each run of them."""
+    if len(offsets) < 2:
+        return offsets, lengths
+    firsts = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1] + lengths[:-1])))
+    return offsets[firsts], np.add.reduceat(lengths, firsts)
+
+
+def _let_go(pool: FilePool, number: int, seen: dict[str, tuple[int, int]]) -> None:
+    for path in list(seen):
+        pool.drop((number, path))
+    seen.clear()

@@ -1,0 +1,21 @@
+"""A run in torch: micro-batches of one rank as tensors, read ahead, resumable. The only room that needs torch.
+
+    Run --> spans (planned in bulk) --> threads or workers read --> micro-batches, in order --> your training step
+                                                                          |
+                                                     Loader.state_dict() after any of them
+
+May import: datasets, plan, io, errors; and torch.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    from headrace.errors import MissingExtraError
+
+    raise MissingExtraError("the loader needs torch: pip install 'headrace[torch]'") from error
+
+from headrace.loader.loader import Loader, load_recipe
+from headrace.loader.ranks import Ranks
+from headrace.loader.reading import Reading
+
+__all__ = ["Loader", "Ranks", "Reading", "load_recipe"]

@@ -1,0 +1,127 @@
+"""Which data-parallel rank this process is, and the check that all ranks run the same recipe."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from headrace.errors import ConfigError, StateError
+from headrace.plan import Share
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class Ranks(msgspec.Struct, frozen=True):
+    """The *data-parallel* rank of this process, of how many.
+
+    Processes of one tensor-, pipeline- or context-parallel group share a data-parallel rank, and get the same bytes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless 0 <= rank < world_size."""
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank {self.rank} of {self.world_size}: ranks run from 0 to world_size - 1")
+
+    @classmethod
+    def from_mesh(cls, mesh: DeviceMesh, *dims: str) -> Ranks:
+        """The rank along one or several dimensions of a ``DeviceMesh``, the first the slowest.
+
+        Without ``dims`` the mesh must have one dimension, or one named ``"dp"``.
+        """
+        names = mesh.mesh_dim_names or ()
+        if not dims:
+            if "dp" in names:
+                dims = ("dp",)
+            elif mesh.ndim == 1:
+                return cls(mesh.get_local_rank(), mesh.size())
+            else:
+                raise ConfigError(f"the mesh has the dimensions {names}: say which are data-parallel")
+        if missing := [dim for dim in dims if dim not in names]:
+            raise ConfigError(f"the mesh has no dimension {missing}; it has {names}")
+        rank, world_size = 0, 1
+        for dim in dims:
+            size = mesh.size(names.index(dim))
+            rank = rank * size + mesh.get_local_rank(dim)
+            world_size *= size
+        return cls(rank, world_size)
+
+    @classmethod
+    def from_group(cls, group: ProcessGroup) -> Ranks:
+        """The rank within the data-parallel process group."""
+        return cls(dist.get_rank(group), dist.get_world_size(group))
+
+    @classmethod
+    def detect(cls, *, model_parallel_size: int = 1) -> Ranks:
+        """From ``torchrun``'s RANK and WORLD_SIZE, or the default process group; one rank when there is neither.
+
+        They count processes, so they are the data-parallel rank only without model parallelism: with
+        ``model_parallel_size`` above 1 this is an error, and a mesh, a group or numbers must be given.
+        """
+        if model_parallel_size > 1:
+            raise ConfigError(
+                f"with model_parallel_size={model_parallel_size} the process's rank is not its data-parallel rank: "
+                "pass ranks=Ranks.from_mesh(mesh, 'dp'), Ranks.from_group(group) or Ranks(rank, world_size)"
+            )
+        rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+        if (rank is None) != (world_size is None):
+            raise ConfigError(f"only one of RANK and WORLD_SIZE is set: RANK={rank}, WORLD_SIZE={world_size}")
+        from_group = cls(dist.get_rank(), dist.get_world_size()) if _distributed() else None
+        if rank is None or world_size is None:
+            return from_group or cls()
+        from_variables = cls(int(rank), int(world_size))
+        if from_group not in (None, from_variables):
+            raise ConfigError(
+                f"RANK={rank} and WORLD_SIZE={world_size} say another rank than the process group, {from_group}: "
+                "pass ranks=Ranks(rank, world_size)"
+            )
+        return from_variables
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+_AGREED = struct.Struct("<32sQQQQ")
+
+
+def agree(digest: bytes, position: int, share: Share) -> None:
+    """One all-gather of 64 bytes over all processes, when there are several: the same run, and ranks that fit together.
+
+    ``digest`` is the 32-byte hash of the recipe.
+
+    Raises:
+        StateError: the processes differ in recipe, position, world size or micro-batch, or a data-parallel rank is
+            held by more processes than another.
+    """
+    if not _distributed() or dist.get_world_size() == 1:
+        return
+    on_gpu = "nccl" in dist.get_backend()
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    packed = _AGREED.pack(digest, position, share.world_size, share.micro_batch_size, share.rank)
+    mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    columns = list(zip(*(_AGREED.unpack(bytes(one.cpu().tolist())) for one in every), strict=True))
+    for what, values in zip(("recipe", "position", "world size", "micro-batch size"), columns, strict=False):
+        if differing := [process for process, value in enumerate(values) if value != values[0]]:
+            raise StateError(
+                f"the processes disagree on the {what} of the run: {differing} differ from process 0. Every process "
+                "must build the same run over the same files, and load the same state."
+            )
+    held = Counter(columns[4])
+    if len(held) != share.world_size or len(set(held.values())) != 1:
+        raise StateError(
+            f"the processes hold the data-parallel ranks {sorted(columns[4])} of {share.world_size}: each rank must be "
+            "held by equally many, the processes of its model-parallel group. Give each process its own rank."
+        )

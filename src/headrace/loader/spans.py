@@ -1,0 +1,78 @@
+"""The work of a loader cut into spans: some consecutive micro-batches, planned, read and handed over together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from headrace.datasets import Located, Run, Sample
+from headrace.plan import Share, micro_batches
+
+PLAN_POSITIONS = 8192
+"""Positions planned at a time."""
+
+SPAN_BYTES = 2 << 20
+"""A span holds about this much: enough to spread the cost of a hand-over, little enough to stay in the cache."""
+
+SPAN_ROWS = 512
+"""And at most so many samples, since short ones are many reads."""
+
+Batch = dict[str, torch.Tensor]
+
+
+class Span(NamedTuple):
+    """Consecutive micro-batches of one rank: the samples to read, and how they divide.
+
+    ``sizes[i]`` rows belong to micro-batch i; after it the run has come to position ``afters[i]``.
+    """
+
+    located: Located
+    sizes: list[int]
+    afters: list[int]
+
+
+def spans(run: Run, share: Share, position: int) -> Iterator[Span]:
+    """All spans of a rank from ``position`` to the end of the run."""
+    row_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in run.fields.values())
+    most = min(SPAN_BYTES // (row_bytes * share.micro_batch_size), SPAN_ROWS // share.micro_batch_size)
+    # Spans and plans begin small, so that the first batch comes at once.
+    per_span = 1
+    wanted = PLAN_POSITIONS // 16
+    while True:
+        planned = micro_batches(
+            run.schedule, share, position=position, end=run.length, at_least=wanted * share.world_size
+        )
+        if not len(planned):
+            return
+        located = run.locate(planned.positions())
+        sizes, afters = planned.sizes.tolist(), planned.afters.tolist()
+        row = 0
+        first = 0
+        while first < len(sizes):
+            part = sizes[first : first + per_span]
+            end = row + sum(part)
+            yield Span(located.rows(row, end), part, afters[first : first + per_span])
+            row = end
+            first += per_span
+            per_span = max(1, min(2 * per_span, most))
+        position = afters[-1]
+        wanted = PLAN_POSITIONS
+
+
+def read(run: Run, span: Span, out: Sample | None = None) -> Batch:
+    """All rows of a span as tensors, (rows, ...) each, in the memory of ``out`` or fresh."""
+    return {name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()}
+
+
+def divide(batch: Batch, span: Span) -> list[Batch]:
+    """The micro-batches of a span, each a view of its own rows."""
+    whole = {**batch, "sample_positions": torch.from_numpy(span.located.positions)}
+    if len(span.sizes) == 1:
+        return [whole]
+    columns = [values.split_with_sizes(span.sizes) for values in whole.values()]
+    # A dict for each row of the columns, built without a step of the interpreter: this is the cost of short batches.
+    return list(map(dict, map(zip, repeat(tuple(whole)), zip(*columns, strict=True))))

@@ -1,0 +1,70 @@
+"""Exact integer arithmetic on arrays, where int64 products would overflow, and shares that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.plan.keys import IntArray
+
+Weight = float | Fraction
+
+
+def scaled(values: IntArray, shares: IntArray, totals: IntArray) -> tuple[IntArray, IntArray]:
+    """Quotient and remainder of ``values * shares / totals``, exact whatever the size of the product.
+
+    All (n,) int64, with 0 <= share <= total <= 2^61 and values >= 0. The first division takes whole totals out of the
+    value; what is left is divided digit by digit as on paper, the digits as wide as int64 allows: one digit for totals
+    up to 2^31, two up to 2^41.
+    """
+    whole = values // totals
+    left = values - whole * totals
+    total_bits = int(totals.max(initial=1) - 1).bit_length()
+    digit_bits = 62 - total_bits
+    num_digits = max(1, -(-total_bits // digit_bits))
+    quotient = whole * shares
+    if num_digits == 1:
+        product = left * shares
+        part = product // totals
+        return quotient + part, product - part * totals
+    part = np.zeros_like(left)
+    remainder = np.zeros_like(left)
+    mask = (1 << digit_bits) - 1
+    for digit in reversed(range(num_digits)):
+        # remainder < 2^total_bits and digit < 2^digit_bits, so each product stays below 2^62.
+        carried = (remainder << digit_bits) + ((left >> (digit * digit_bits)) & mask) * shares
+        step = carried // totals
+        remainder = carried - step * totals
+        part = (part << digit_bits) + step
+    return quotient + part, remainder
+
+
+def apportion(total: int, weights: Sequence[Fraction]) -> list[int]:
+    """Integers in proportion to ``weights`` that sum to exactly ``total``: largest remainders, the first wins a tie."""
+    whole = sum(weights)
+    exact = [total * weight / whole for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(counts)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def exact_weights(weights: Sequence[Weight]) -> list[Fraction]:
+    """Weights as exact fractions of sum 1. Raises ConfigError unless all are positive and finite."""
+    for i, weight in enumerate(weights):
+        if not (weight > 0 and weight != float("inf")):
+            raise ConfigError(
+                f"weight {i} is {weight}: weights are positive and finite; leave a source out instead of giving it 0"
+            )
+    fractions = [Fraction(weight) for weight in weights]
+    whole = sum(fractions)
+    return [weight / whole for weight in fractions]
+
+
+def rounded(value: Fraction) -> int:
+    """The nearest integer, halves up."""
+    return (2 * value.numerator + value.denominator) // (2 * value.denominator)

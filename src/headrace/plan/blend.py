@@ -1,0 +1,103 @@
+"""Which source a position of a blend falls to, and the how-manieth of that source it is.
+
+The sources are the leaves of a Huffman tree of two-way splits. A node with total t gives p of every t items to its
+left child, as evenly as integers can: item g goes left iff floor((g+1)p/t + 1/2) > floor(g p/t + 1/2), and the number
+that went left before is floor(g p/t + 1/2) (a Beatty sequence). So source and rank within the source are found by
+walking down the tree, O(log sources), from the position alone.
+
+    shares 2 : 1        position  0  1  2  3  4  5
+                        source    A  B  A  A  B  A
+                        rank      0  0  1  2  1  3
+
+How far a prefix can stray: an internal child of a Huffman tree holds at most 2/3 of its parent, so its deviation is at
+most 1/2 / (1 - 2/3), and a leaf's half a sample more: below 2 samples, at every prefix, for any number of sources.
+After exactly t positions the counts are exactly the shares, and the sequence repeats.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.plan.arithmetic import Weight, apportion, exact_weights, rounded, scaled
+from headrace.plan.keys import IntArray
+
+QUANTUM = 1 << 31
+"""Weights are quantised to integers of this sum."""
+
+_MAX_TOTAL = 1 << 61
+
+
+class BlendTree:
+    """The Huffman tree over integer ``shares``; sources of share 0 are never chosen."""
+
+    def __init__(self, shares: Sequence[int]) -> None:
+        if sum(shares) > _MAX_TOTAL or min(shares) < 0 or sum(shares) == 0:
+            raise ConfigError(f"shares must be at least 0 and sum to 1 .. 2^61, found a sum of {sum(shares)}")
+        lefts: list[int] = []
+        rights: list[int] = []
+        left_shares: list[int] = []
+        totals: list[int] = []
+        # (share, age, node): sources are ~i, nodes >= 0; the age makes the order of ties the same everywhere.
+        heap = [(share, i, ~i) for i, share in enumerate(shares) if share]
+        heapq.heapify(heap)
+        while len(heap) > 1:
+            small, _, right = heapq.heappop(heap)
+            large, _, left = heapq.heappop(heap)
+            node = len(totals)
+            lefts.append(left)
+            rights.append(right)
+            left_shares.append(large)
+            totals.append(large + small)
+            heapq.heappush(heap, (large + small, len(shares) + node, node))
+        self._root = heap[0][2]
+        self._children = np.array([rights, lefts], dtype=np.int64)
+        self._left_shares = np.array(left_shares, dtype=np.int64)
+        self._totals = np.array(totals, dtype=np.int64)
+
+    def split(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """(n,) int64 positions -> (n,) int64 sources and (n,) int64 ranks within their sources."""
+        ranks = positions.copy()
+        nodes = np.full_like(positions, self._root)
+        active = np.flatnonzero(nodes >= 0)
+        while active.size:
+            node, rank = nodes[active], ranks[active]
+            share, total = self._left_shares[node], self._totals[node]
+            went_left, phase = scaled(rank, share, total)
+            phase += total >> 1
+            carry = phase >= total
+            went_left += carry
+            phase -= carry * total
+            goes_left = phase + share >= total
+            ranks[active] = np.where(goes_left, went_left, rank - went_left)
+            node = self._children[goes_left.astype(np.int64), node]
+            nodes[active] = node
+            active = active[node >= 0]
+        return ~nodes, ranks
+
+
+def quantised(weights: Sequence[Weight]) -> list[int]:
+    """Shares of sum 2^31 in proportion to ``weights``, each at least 1."""
+    if len(weights) > QUANTUM >> 8:
+        raise ConfigError(f"a blend takes at most {QUANTUM >> 8:,} sources, found {len(weights):,}")
+    fractions = exact_weights(weights)
+    tiny = [i for i, weight in enumerate(fractions) if weight * QUANTUM < 1]
+    shares = apportion(QUANTUM - len(tiny), [Fraction(0) if i in set(tiny) else w for i, w in enumerate(fractions)])
+    for i in tiny:
+        shares[i] = 1
+    return shares
+
+
+def counts_until(end: str, weights: Sequence[Weight], num_samples: Sequence[int]) -> list[int]:
+    """Exact counts a source for a blend that ends when the first, or the last, source has been seen whole.
+
+    ``first_exhausted``: no source more than once; ``all_exhausted``: every source at least once.
+    """
+    fractions = exact_weights(weights)
+    passes = [num / weight for num, weight in zip(num_samples, fractions, strict=True)]
+    scale = min(passes) if end == "first_exhausted" else max(passes)
+    return [rounded(scale * weight) for weight in fractions]

@@ -1,0 +1,79 @@
+"""The state of a run: how far it has come, and of which run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.errors import StateError
+from headrace.plan.recipe import PARTS, Recipe
+from headrace.plan.schedule import BatchSchedule
+
+VERSION = 1
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that must be saved to go on exactly: a few hundred bytes, the same on every rank.
+
+    ``position`` counts the samples that all ranks together have been given; ``step`` is the global step that the next
+    sample belongs to. ``recipe`` holds a hash for each part of the recipe. ``lanes`` is the place for sources whose
+    facts are known only while running; it is empty for all others.
+    """
+
+    version: int = VERSION
+    recipe: dict[str, str]
+    step: int
+    position: int
+    lanes: tuple[dict[str, Any], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cursor as plain dicts, lists, strings and integers, safe for JSON and for ``torch.save``."""
+        state = msgspec.to_builtins(self)
+        state["lanes"] = list(self.lanes)
+        return {"kind": "headrace.cursor", **state}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Cursor:
+        """Raises StateError for anything that is not a cursor of a version known here."""
+        fields = dict(state)
+        if fields.pop("kind", None) != "headrace.cursor":
+            raise StateError(f"this is no saved loader state: its fields are {sorted(state)}")
+        if fields.get("version") != VERSION:
+            raise StateError(
+                f"the saved state has version {fields.get('version')!r}; this Headrace reads version {VERSION}: "
+                "use the version of Headrace that wrote it, or a newer one"
+            )
+        try:
+            cursor = msgspec.convert(fields, cls)
+        except msgspec.ValidationError as error:
+            raise StateError(f"the saved state is damaged: {error}") from error
+        if cursor.lanes:
+            raise StateError(f"the saved state holds {len(cursor.lanes)} lanes, and no source of this run has any")
+        return cursor
+
+    def verify(self, recipe: Recipe, schedule: BatchSchedule, length: int | None, *, saved: Recipe | None) -> None:
+        """Raise StateError unless this cursor is of a run of ``recipe``; ``saved`` tells which field differs."""
+        hashes = recipe.hashes()
+        if self.recipe.keys() != hashes.keys():
+            raise StateError(f"the saved state hashes the parts {sorted(self.recipe)}; expected {sorted(PARTS)}")
+        if saved is not None and saved.hashes() != self.recipe:
+            raise StateError("the saved recipe is not the one that the saved state was taken under")
+        if differing := [part for part in PARTS if self.recipe[part] != hashes[part]]:
+            detail = (
+                "\n  ".join(["", *recipe.differences(saved)])
+                if saved is not None
+                else " (pass the recipe saved beside the checkpoint to see which fields)"
+            )
+            raise StateError(
+                f"the saved state belongs to another run: {', '.join(differing)} differ{detail}\n"
+                "Restore what differs, or start a new run from position 0."
+            )
+        if self.position < 0 or (length is not None and self.position > length):
+            raise StateError(f"the saved position {self.position} is outside this run of {length} positions")
+        if schedule.step_of(self.position) != self.step:
+            raise StateError(
+                f"the saved state says step {self.step} at position {self.position}, which is in step "
+                f"{schedule.step_of(self.position)} of this run"
+            )

@@ -1,0 +1,53 @@
+"""Keys: every random choice of a run is a hash of who asks, never a draw from a shared generator.
+
+A *key* is 64 bits. ``source_key`` hashes (seed, path of the source in the blend tree, purpose), ``epoch_keys`` adds
+the epoch. Hashes and not sums: no two sources or epochs share a stream, and adding a source reseeds no other.
+
+Keys and hashes are the one place of the plan that computes in uint64; what leaves it is int64.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+KeyArray = NDArray[np.uint64]
+
+GOLDEN = 0x9E3779B97F4A7C15
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+
+def mix(value: int) -> int:
+    """One 64-bit integer scrambled: the finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    value = ((value ^ (value >> 30)) * _M1) & _MASK
+    value = ((value ^ (value >> 27)) * _M2) & _MASK
+    return value ^ (value >> 31)
+
+
+def mix_array(values: KeyArray) -> KeyArray:
+    """The same for each element of a (n,) uint64 array."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_M1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_M2)
+    return values ^ (values >> np.uint64(31))
+
+
+def source_key(seed: int, path: str, purpose: str) -> int:
+    """64 bits for one source of a run. ``seed`` is any integer, ``path`` the source's place in the blend tree."""
+    text = "\0".join((str(seed), path, purpose)).encode()
+    return int.from_bytes(blake2b(text, digest_size=8, person=b"headrace").digest(), "little")
+
+
+def derive(key: int, number: int) -> int:
+    """A key for item ``number`` (an epoch, a window) under ``key``."""
+    return mix(key ^ mix((number + GOLDEN) & _MASK))
+
+
+def derive_array(keys: int | KeyArray, numbers: IntArray) -> KeyArray:
+    """(n,) uint64: ``derive`` for each of ``numbers``, under one key or one each."""
+    own = np.array(keys, dtype=np.uint64)
+    return mix_array(own ^ mix_array(numbers.astype(np.uint64) + np.uint64(GOLDEN)))

@@ -1,0 +1,168 @@
+"""Permutations of range(length) that are computed, not stored: any rank at once, O(1) memory, invertible.
+
+From 65,536 on, a Feistel network: a rank x is written in two digits (left, right) = divmod(x, b) with a*b just above
+the length, and each round adds a keyed hash of one digit to the other, modulo its base. Each round can be undone, so
+the whole is a bijection on range(a*b); a result past the length goes through again until it lands inside (cycle
+walking). As a*b - length < a ~ sqrt(length), that is one rank in 256 at most, and not every second one as with
+power-of-two halves.
+
+Below 65,536, where Feistel digits would be tiny, an explicit shuffle: the ranks are sorted by a keyed 48-bit hash,
+the rank itself in the low 16 bits (so there are no ties, and the sort's algorithm does not matter). The tables are
+kept in a cache of bounded size.
+
+    length 10, key k:  hash(k, 0) .. hash(k, 9)  ->  sorted  ->  low 16 bits  =  [3 7 0 9 ...]
+
+Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), methods FE and cycle walking.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.plan.keys import GOLDEN, IntArray, KeyArray, derive, derive_array, mix_array
+
+SMALL = 1 << 16
+"""Lengths below this are shuffled explicitly."""
+
+MAX_LENGTH = 1 << 62
+_ROUNDS = 8
+_TABLE_BYTES = 32 << 20
+_MATRIX_ELEMENTS = 1 << 20
+
+Table = NDArray[np.uint16]
+
+
+def permute(ranks: IntArray, length: int, keys: int | KeyArray) -> IntArray:
+    """(n,) int64: the element of the permutation at each of ``ranks``.
+
+    ``ranks`` is (n,) int64 in [0, length); ``keys`` one key for all, or (n,) uint64, one for each rank.
+    About 0.1 us a rank; a table of a short length costs its sort once.
+    """
+    return _apply(ranks, length, keys, inverse=False)
+
+
+def unpermute(elements: IntArray, length: int, keys: int | KeyArray) -> IntArray:
+    """(n,) int64: the rank of each of ``elements``; undoes ``permute`` at the same cost."""
+    return _apply(elements, length, keys, inverse=True)
+
+
+def _apply(values: IntArray, length: int, keys: int | KeyArray, *, inverse: bool) -> IntArray:
+    if length <= 1:
+        return np.zeros_like(values)
+    if length < SMALL:
+        return _lookup(values, length, keys, inverse=inverse)
+    return _feistel(values, length, keys, inverse=inverse)
+
+
+def _feistel(values: IntArray, length: int, keys: int | KeyArray, *, inverse: bool) -> IntArray:
+    left_base = isqrt(length - 1) + 1
+    right_base = -(-length // left_base)
+    rounds = _round_keys(keys)
+    result = _rounds(values, left_base, right_base, rounds, inverse=inverse)
+    outside = np.flatnonzero(result >= length)
+    while outside.size:
+        some = [key if key.ndim == 0 else key[outside] for key in rounds]
+        walked = _rounds(result[outside], left_base, right_base, some, inverse=inverse)
+        result[outside] = walked
+        outside = outside[walked >= length]
+    return result
+
+
+def _round_keys(keys: int | KeyArray) -> list[KeyArray]:
+    if isinstance(keys, int):
+        return [np.array(derive(keys, i), dtype=np.uint64) for i in range(_ROUNDS)]
+    return [derive_array(keys, np.array([i])) for i in range(_ROUNDS)]
+
+
+def _rounds(values: IntArray, left_base: int, right_base: int, keys: list[KeyArray], *, inverse: bool) -> IntArray:
+    digits = values.astype(np.uint64)
+    left = digits // np.uint64(right_base)
+    right = digits - left * np.uint64(right_base)
+    steps = list(enumerate(keys))
+    for i, key in reversed(steps) if inverse else steps:
+        if i % 2 == 0:
+            left = _turn(left, right, key, np.uint64(left_base), inverse=inverse)
+        else:
+            right = _turn(right, left, key, np.uint64(right_base), inverse=inverse)
+    return (left * np.uint64(right_base) + right).astype(np.int64)
+
+
+def _turn(digit: KeyArray, other: KeyArray, key: KeyArray, base: np.uint64, *, inverse: bool) -> KeyArray:
+    """``digit`` moved by a hash of ``other``, modulo ``base`` (at most 2^31, so no product overflows)."""
+    hashed = (other + key) * np.uint64(GOLDEN)
+    hashed ^= hashed >> np.uint64(32)
+    hashed *= np.uint64(0xD6E8FEB86659FD93)
+    hashed >>= np.uint64(32)
+    hashed *= base
+    hashed >>= np.uint64(32)
+    if inverse:
+        hashed = base - hashed
+    hashed += digit
+    # min(x, x - base) is x modulo base for x < 2 base: below base the difference wraps to a huge number.
+    moved: KeyArray = np.minimum(hashed, hashed - base)
+    return moved
+
+
+class _Tables(threading.local):
+    """The most recently used shuffle tables, at most ``_TABLE_BYTES`` of them a thread.
+
+    One for each thread, and no lock: a fork in the middle of another thread's call leaves nothing locked.
+    """
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[int, int, bool], Table] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, length: int, key: int, *, inverse: bool) -> Table:
+        name = (length, key, inverse)
+        if (known := self._tables.get(name)) is not None:
+            self._tables.move_to_end(name)
+            return known
+        table: Table = _shuffle(length, np.array([key], dtype=np.uint64), inverse=inverse)[0]
+        self._tables[name] = table
+        self._bytes += table.nbytes
+        while self._bytes > _TABLE_BYTES:
+            self._bytes -= self._tables.popitem(last=False)[1].nbytes
+        return table
+
+
+_tables = _Tables()
+
+
+def _shuffle(length: int, keys: KeyArray, *, inverse: bool) -> Table:
+    """(len(keys), length) uint16: a row for each key, range(length) in the order of their hashes."""
+    numbers = np.arange(length, dtype=np.uint64)
+    hashes = mix_array(mix_array(keys)[:, None] + numbers * np.uint64(GOLDEN))
+    hashes &= np.uint64(0xFFFF_FFFF_FFFF_0000)
+    hashes |= numbers
+    hashes.sort(axis=1)
+    table: Table = hashes.astype(np.uint16)
+    if inverse:
+        inverted = np.empty_like(table)
+        np.put_along_axis(inverted, table.astype(np.int64), numbers.astype(np.uint16)[None, :], axis=1)
+        return inverted
+    return table
+
+
+def _lookup(values: IntArray, length: int, keys: int | KeyArray, *, inverse: bool) -> IntArray:
+    if isinstance(keys, int):
+        return _tables.get(length, keys, inverse=inverse)[values].astype(np.int64)
+    distinct, which = np.unique(keys, return_inverse=True)
+    result = np.empty_like(values)
+    if distinct.size <= 8:
+        for number, key in enumerate(distinct.tolist()):
+            chosen = which == number
+            result[chosen] = _tables.get(length, key, inverse=inverse)[values[chosen]]
+        return result
+    # Many short epochs at once: their tables as rows of one matrix, some rows at a time.
+    rows = max(1, _MATRIX_ELEMENTS // length)
+    for first in range(0, distinct.size, rows):
+        chosen = (which >= first) & (which < first + rows)
+        matrix = _shuffle(length, distinct[first : first + rows], inverse=inverse)
+        result[chosen] = matrix[which[chosen] - first, values[chosen]]
+    return result

@@ -1,0 +1,81 @@
+"""The recipe of a run, all that decides which bytes come when, in five parts with a hash each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from headrace.errors import StateError
+
+PARTS = ("format", "dataset", "blend", "order", "batch")
+
+ORDER_FORMAT = {"order": 1, "blend": 1, "split": 1}
+"""Versions of the algorithms behind the plan; a change that alters any sample's place raises one of them."""
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """JSON-safe descriptions of the parts: algorithms, sources and their content, blend, order, batches.
+
+    Ranks, micro-batches, workers and read-ahead are not in it: they never change what comes.
+    """
+
+    format: dict[str, Any]
+    dataset: dict[str, Any]
+    blend: dict[str, Any]
+    order: dict[str, Any]
+    batch: dict[str, Any]
+
+    def hashes(self) -> dict[str, str]:
+        """128 bits in hex for each part."""
+        return {part: sha256(_canonical(getattr(self, part))).hexdigest()[:32] for part in PARTS}
+
+    def digest(self) -> bytes:
+        """32 bytes for the whole."""
+        return sha256(_canonical(msgspec.to_builtins(self))).digest()
+
+    def to_json(self) -> bytes:
+        """The recipe as an indented JSON document."""
+        return msgspec.json.format(_canonical(msgspec.to_builtins(self)), indent=2) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Recipe:
+        """Raises StateError when ``data`` is no recipe."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StateError(f"this is no saved recipe: {error}") from error
+
+    def differences(self, saved: Recipe) -> list[str]:
+        """A line for each field that is not the same: its path, the value here, the value in ``saved``."""
+        return list(_differences("", msgspec.to_builtins(self), msgspec.to_builtins(saved)))
+
+
+def _canonical(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="sorted")
+
+
+_MISSING = object()
+
+
+def _differences(path: str, here: Any, saved: Any) -> Iterator[str]:
+    if isinstance(here, dict) and isinstance(saved, dict):
+        for name in sorted(here.keys() | saved.keys()):
+            yield from _differences(
+                f"{path}.{name}" if path else name, here.get(name, _MISSING), saved.get(name, _MISSING)
+            )
+    elif isinstance(here, (list, tuple)) and isinstance(saved, (list, tuple)) and len(here) == len(saved):
+        for i, pair in enumerate(zip(here, saved, strict=True)):
+            yield from _differences(f"{path}[{i}]", *pair)
+    elif here is not saved and _plain(here) != _plain(saved):
+        yield f"{path}: {_show(here)} here, {_show(saved)} in the saved recipe"
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _show(value: Any) -> str:
+    return "absent" if value is _MISSING else _canonical(value).decode()

@@ -1,0 +1,72 @@
+"""Global batches: which positions make step N, for a batch size that may change along the run."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import msgspec
+
+from headrace.errors import ConfigError
+
+
+class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The global batch size as a piecewise constant function of the step.
+
+    ``pieces`` are (first step, samples a step), the first at step 0: ``((0, 256), (1000, 512))`` feeds 256 samples a
+    step up to step 999 and 512 from then on. Step N is the positions ``[begin(N), begin(N + 1))``.
+    """
+
+    pieces: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless steps rise from 0 and every size is at least 1."""
+        steps = [step for step, _ in self.pieces]
+        if not steps or steps[0] != 0 or steps != sorted(set(steps)):
+            raise ConfigError(f"a batch schedule begins at step 0 and its steps rise, found steps {steps}")
+        if min(size for _, size in self.pieces) < 1:
+            raise ConfigError(f"global batch sizes must be at least 1, found {[size for _, size in self.pieces]}")
+
+    @classmethod
+    def of(cls, global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]]) -> BatchSchedule:
+        """A schedule from one constant size, a sequence of pieces, or a schedule."""
+        if isinstance(global_batch_size, BatchSchedule):
+            return global_batch_size
+        if isinstance(global_batch_size, int):
+            return cls(((0, global_batch_size),))
+        return cls(tuple((int(step), int(size)) for step, size in global_batch_size))
+
+    def size(self, step: int) -> int:
+        """Samples of a step."""
+        return self.pieces[self._piece_of_step(step)][1]
+
+    def begin(self, step: int) -> int:
+        """The first position of a step. O(pieces)."""
+        position = 0
+        for piece, (first, size) in enumerate(self.pieces):
+            end = self._end_step(piece)
+            if end is None or step <= end:
+                return position + (step - first) * size
+            position += (end - first) * size
+        raise ConfigError(f"no step {step}")  # pragma: no cover - the last piece has no end
+
+    def step_of(self, position: int) -> int:
+        """The step that a position belongs to. O(pieces)."""
+        return self.locate(position)[0]
+
+    def locate(self, position: int) -> tuple[int, int, int, int | None]:
+        """Of a position: (step, its first position, its size, steps of this size from it on or None for all)."""
+        piece_begin = 0
+        for piece, (first, size) in enumerate(self.pieces):
+            end = self._end_step(piece)
+            if end is None or position < piece_begin + (end - first) * size:
+                step = first + (position - piece_begin) // size
+                return step, piece_begin + (step - first) * size, size, None if end is None else end - step
+            piece_begin += (end - first) * size
+        raise ConfigError(f"no position {position}")  # pragma: no cover - the last piece has no end
+
+    def _end_step(self, piece: int) -> int | None:
+        return self.pieces[piece + 1][0] if piece + 1 < len(self.pieces) else None
+
+    def _piece_of_step(self, step: int) -> int:
+        return bisect_right(self.pieces, step, key=lambda piece: piece[0]) - 1

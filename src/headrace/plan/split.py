@@ -1,0 +1,109 @@
+"""The split of a step's positions over data-parallel ranks and micro-steps.
+
+Micro-step j of rank r of R takes the micro-batch at offset (j*R + r)*M of the step, as Megatron does. Where R*M does
+not divide the step, the L positions left for the last micro-step are dealt as [floor(rL/R), floor((r+1)L/R)) to rank r.
+
+    step of 11 positions, R = 2 ranks, M = 2     rank 0: [0 1] [4 5] [8]
+                                                 rank 1: [2 3] [6 7] [9 10]
+
+After each micro-step the ranks together have taken a prefix of the step. So a position is the whole state even in the
+middle of a step, and what is left of a step can be split anew over other ranks and micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.plan.keys import IntArray
+from headrace.plan.schedule import BatchSchedule
+
+
+@dataclass(frozen=True)
+class Share:
+    """Who of how many takes what: ``rank`` of ``world_size``, ``micro_batch_size`` samples at a time."""
+
+    rank: int
+    world_size: int
+    micro_batch_size: int
+
+    def divides(self, num_positions: int) -> bool:
+        """Whether a step of this many positions gives every rank full micro-batches."""
+        return num_positions % (self.world_size * self.micro_batch_size) == 0
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """Consecutive micro-batches of one rank; all arrays are (n,) int64.
+
+    ``begins`` and ``sizes``: the positions ``[begin, begin + size)`` of each, a size may be 0 in the last micro-step of
+    an uneven step; ``steps``: the step of each; ``afters``: the run's position once all ranks have taken this one.
+    """
+
+    begins: IntArray
+    sizes: IntArray
+    steps: IntArray
+    afters: IntArray
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def positions(self) -> IntArray:
+        """(sum of sizes,) int64: the positions of all micro-batches, one after another."""
+        ends = np.cumsum(self.sizes)
+        within = np.arange(ends[-1] if len(self) else 0, dtype=np.int64)
+        shift: IntArray = np.repeat(self.begins - (ends - self.sizes), self.sizes)
+        return within + shift
+
+
+def micro_batches(
+    schedule: BatchSchedule, share: Share, *, position: int, end: int | None, at_least: int
+) -> MicroBatches:
+    """The micro-batches of a rank from ``position`` on: whole steps over ``at_least`` positions, or to the ``end``.
+
+    ``position`` may lie within a step (after any micro-step of any split); ``end`` is the length of the run or None.
+    """
+    parts: list[MicroBatches] = []
+    target = position + at_least if end is None else min(position + at_least, end)
+    while position < target:
+        step, begin, size, num_equal = schedule.locate(position)
+        num_steps = -(-(target - position) // size)
+        if num_equal is not None:
+            num_steps = min(num_steps, num_equal)
+        if end is not None:
+            num_steps = min(num_steps, (end - begin) // size)
+        if begin == position and num_steps > 0:
+            part = _steps(step, position, size, num_steps, share)
+            position += num_steps * size
+        else:
+            stop = begin + size if end is None else min(begin + size, end)
+            part = _steps(step, position, stop - position, 1, share)
+            position = stop
+        parts.append(part)
+    columns = ("begins", "sizes", "steps", "afters")
+    empty = np.empty(0, dtype=np.int64)
+    return MicroBatches(*(np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in columns))
+
+
+def _steps(step: int, position: int, size: int, num_steps: int, share: Share) -> MicroBatches:
+    """A rank's micro-batches of ``num_steps`` equal steps of ``size`` positions from ``position`` on."""
+    together = share.world_size * share.micro_batch_size
+    full = size // together
+    offsets = np.arange(full, dtype=np.int64) * together + share.rank * share.micro_batch_size
+    sizes = np.full(full, share.micro_batch_size, dtype=np.int64)
+    afters = (np.arange(full, dtype=np.int64) + 1) * together
+    if left := size - full * together:
+        low = share.rank * left // share.world_size
+        high = (share.rank + 1) * left // share.world_size
+        offsets = np.append(offsets, full * together + low)
+        sizes = np.append(sizes, high - low)
+        afters = np.append(afters, size)
+    begins = position + size * np.arange(num_steps, dtype=np.int64)[:, None]
+    steps = np.arange(step, step + num_steps, dtype=np.int64)
+    return MicroBatches(
+        begins=(begins + offsets).ravel(),
+        sizes=np.tile(sizes, num_steps),
+        steps=np.repeat(steps, sizes.size),
+        afters=(begins + afters).ravel(),
+    )

@@ -1,0 +1,134 @@
+"""A `tokenizer.json` on disk -> its fingerprint, vocabulary size and end-of-document token."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from headrace.errors import ConfigError
+from headrace.io import hash_bytes
+
+FILE_NAME = "tokenizer.json"
+
+USUAL_EODS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<|eod|>",
+    "<eod>",
+    "[EOS]",
+    "[EOD]",
+    "<EOD>",
+    "<|end_of_document|>",
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001 - written so by DeepSeek
+)
+"""The names that vocabularies give their end-of-document token."""
+
+
+class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
+    """A tokeniser as it was read: all processes encode with these bytes, whatever happens to the file."""
+
+    name: str
+    """Path as the user gave it."""
+
+    json: bytes
+    fingerprint: str
+    """xxh3_128 of the bytes of ``tokenizer.json``."""
+
+    vocab_size: int
+    """Added tokens included, and never below the largest id + 1."""
+
+    special_tokens: dict[str, int]
+    """Added tokens by their text."""
+
+    def instance(self) -> Tokenizer:
+        """A fresh `tokenizers.Tokenizer` that encodes whole texts."""
+        return make_encoder(self.json)
+
+    def find_eod(self, wanted: str | int | None) -> tuple[int, str]:
+        """Id and text of the end-of-document token.
+
+        Raises:
+            ConfigError: the token or id is not in the vocabulary; or none was named, and not exactly one of the usual
+                ones is in it.
+        """
+        encoder = self.instance()
+        if isinstance(wanted, int):
+            token = encoder.id_to_token(wanted) if 0 <= wanted < self.vocab_size else None
+            if token is None:
+                raise ConfigError(
+                    f"--eod {wanted}: no token has this id; {self.name} has ids 0 to {self.vocab_size - 1}"
+                )
+            return wanted, token
+        if wanted is not None:
+            found = encoder.token_to_id(wanted)
+            if found is None:
+                raise ConfigError(f"--eod {wanted!r}: not in the vocabulary of {self.name}; {self._candidates()}")
+            return found, wanted
+        usual = [(encoder.token_to_id(token), token) for token in USUAL_EODS]
+        known = [(number, token) for number, token in usual if number is not None]
+        if len(known) != 1:
+            listed = ", ".join(f"{token!r} (id {number})" for number, token in known)
+            what = f"several are usual: {listed}" if known else f"none of the usual ones; {self._candidates()}"
+            raise ConfigError(
+                f"cannot tell which end-of-document token {self.name} means: {what}. "
+                "Name it with --eod TOKEN or --eod ID."
+            )
+        return known[0]
+
+    def _candidates(self) -> str:
+        shown = [f"{token!r} (id {number})" for token, number in list(self.special_tokens.items())[:20]]
+        return "its added tokens are: " + (", ".join(shown) or "none")
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
+    """Read a ``tokenizer.json``, or the one in a folder. Nothing is downloaded.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read as one.
+    """
+    name = os.fspath(path)
+    file = Path(name)
+    if file.is_dir():
+        file = file / FILE_NAME
+        if not file.is_file():
+            raise ConfigError(f"tokenizer {name!r}: the folder holds no {FILE_NAME}")
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"tokenizer {name!r} does not exist: give the path of a {FILE_NAME}, or of a folder that holds one "
+            "(names of models are not looked up, nothing is downloaded)"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"tokenizer {name!r} cannot be read: {error.strerror or error}") from error
+    try:
+        encoder = make_encoder(content)
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"tokenizer {name!r} is not a {FILE_NAME} of the library tokenizers: {error}") from error
+    vocabulary: dict[str, int] = encoder.get_vocab(with_added_tokens=True)
+    size = max(encoder.get_vocab_size(with_added_tokens=True), max(vocabulary.values(), default=-1) + 1)
+    if size == 0:
+        raise ConfigError(f"tokenizer {name!r} has an empty vocabulary")
+    added: dict[int, Any] = encoder.get_added_tokens_decoder()
+    return TextTokenizer(
+        name=name,
+        json=content,
+        fingerprint=hash_bytes(content),
+        vocab_size=size,
+        special_tokens={token.content: number for number, token in sorted(added.items())},
+    )
+
+
+def make_encoder(content: bytes) -> Tokenizer:
+    """The tokeniser, set to encode whole texts: a ``tokenizer.json`` may ask to cut or pad each one."""
+    encoder = Tokenizer.from_str(content.decode("utf-8"))
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder

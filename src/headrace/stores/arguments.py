@@ -1,0 +1,73 @@
+"""What the methods of all stores do with their arguments before they read."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from headrace.errors import ConfigError
+from headrace.stores.store import IntArray, KeyList, TokenArray
+
+
+def positions(values: ArrayLike, allowed: int, what: str) -> IntArray:
+    """(n,) int64 of values that all lie in ``[0, allowed)``.
+
+    Raises:
+        TypeError: not integers, or not one-dimensional.
+        IndexError: a value out of range, named with ``what``.
+    """
+    array = np.asarray(values)
+    if array.dtype != np.int64:
+        if array.size and array.dtype.kind not in "iu":
+            raise TypeError(f"{what} must be integers, not {array.dtype}")
+        array = array.astype(np.int64)
+    if array.ndim != 1:
+        raise TypeError(f"{what} must be one-dimensional, not of shape {array.shape}")
+    # As unsigned numbers the negative ones are the greatest: one pass finds both kinds of fault.
+    if array.size and np.maximum.reduce(array.view(np.uint64)) >= allowed:
+        wrong = array[(array < 0) | (array >= allowed)][0]
+        raise IndexError(f"{what}: {wrong} is out of range; {allowed} are allowed, from 0 on")
+    return array
+
+
+def document_number(index: int, num_documents: int) -> int:
+    """The document meant by an index, which may count from the end.
+
+    Raises:
+        IndexError: out of range.
+    """
+    number = operator.index(index)
+    if number < 0:
+        number += num_documents
+    if not 0 <= number < num_documents:
+        raise IndexError(f"document {index} is out of range; the store has {num_documents} documents")
+    return number
+
+
+def check_range(begin: int, end: int, num_tokens: int) -> None:
+    """Raise IndexError unless ``0 <= begin <= end <= num_tokens``."""
+    if not 0 <= begin <= end <= num_tokens:
+        raise IndexError(f"tokens {begin} to {end} are out of range; the stream has {num_tokens} tokens")
+
+
+def by_keys(
+    read: Callable[[str], TokenArray], keys: str | KeyList, known: tuple[str, ...]
+) -> TokenArray | dict[str, TokenArray]:
+    """What ``read`` gives for one key, or a dict of it for several.
+
+    Raises:
+        ConfigError: a key that the store does not have.
+    """
+    for key in (keys,) if isinstance(keys, str) else keys:
+        if key not in known:
+            raise ConfigError(f"the store has no key {key!r}; its keys are {', '.join(map(repr, known))}")
+    return read(keys) if isinstance(keys, str) else {key: read(key) for key in keys}
+
+
+def read_only(array: TokenArray) -> TokenArray:
+    """The array itself, which can no longer be written to."""
+    array.flags.writeable = False
+    return array

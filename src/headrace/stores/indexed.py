@@ -1,0 +1,257 @@
+"""Megatron's ``.bin`` and ``.idx``: one shard of documents of tokens."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from headrace.errors import StoreError
+from headrace.io import Reader, reader
+from headrace.stores.arguments import by_keys, check_range, document_number, positions, read_only
+from headrace.stores.indexed_check import check_indexed
+from headrace.stores.indexed_index import Index
+from headrace.stores.indexed_stream import ContiguousStream, Stream, examine
+from headrace.stores.manifest import MANIFEST_NAME, Manifest, OutputShard, load_manifest
+from headrace.stores.store import IntArray, KeyList, Problem, Store, TokenArray
+
+_KEYS = ("tokens",)
+_ENDS_BYTES = 4096
+
+
+class IndexedStore(Store):
+    """One shard in the layout of Megatron's ``IndexedDataset``. Opening it is O(1).
+
+    A document is one or several sequences, or none. Pointers are honoured, never assumed to be contiguous: whether
+    they are is found by one pass over the ``.idx`` (about 3 ns a sequence) when the token *stream* is first used
+    (`num_tokens`, `fetch`, `gather`, `find_documents`, `document_begins`), unless a ``headrace.json`` beside it
+    vouches. Where they are not, prefix sums of 8 bytes a sequence are kept. `document` never needs the pass.
+
+    Args:
+        prefix: the path without ``.bin`` and ``.idx``.
+        using: how to read, ``"mmap"`` (documents are views, no copy) or ``"pread"``; or a reader.
+        vouched: the manifest's entry; without it the manifest beside the shard is asked, where there is one.
+
+    Raises:
+        StoreError: a file is missing or malformed; the message says what was found and what was expected.
+    """
+
+    format = "indexed"
+
+    def __init__(
+        self, prefix: str | os.PathLike[str], *, using: str | Reader = "mmap", vouched: OutputShard | None = None
+    ) -> None:
+        self.path = self.prefix = os.fspath(prefix)
+        self._reader = reader(using)
+        self._bin = self.prefix + ".bin"
+        self._vouched = vouched
+        self._stream: Stream | None = None
+        self._bin_bytes = self._reader.size(self._bin)
+        self._index = Index(self._reader, self.prefix + ".idx", self._bin_bytes)
+        self._dtype = self._index.layout.dtype
+        if vouched is not None and not self._agrees(vouched):
+            raise StoreError(
+                f"{self.prefix}: not the shard that the manifest lists: found {self._found()},"
+                f" listed {_listed(vouched)}"
+            )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """One stream, ``"tokens"``."""
+        return _KEYS
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """The dtype of the ``.bin``."""
+        return {"tokens": self._dtype}
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents, empty ones included. O(1)."""
+        return self._index.layout.num_documents
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in all documents. The first use may look at the whole ``.idx``."""
+        return self._use_stream().num_tokens
+
+    @property
+    def lengths(self) -> IntArray:
+        """(num_documents,) int64: tokens of each document; 8 bytes a sequence more while it is computed."""
+        sizes, bounds = self._index.sizes, self._index.bounds.read(0, len(self._index.bounds))
+        ends = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes.read(0, len(sizes)), out=ends[1:])
+        if bounds.min() < 0 or bounds.max() > len(sizes):
+            raise StoreError(
+                f"{self._index.path}: document indices outside of 0 to {len(sizes)}, the number of sequences"
+            )
+        return np.diff(ends[bounds])
+
+    @property
+    def fingerprint(self) -> str:
+        """xxh3_128 of the format, dtype, counts, sizes of both files, and their first and last 4 KiB."""
+        layout = self._index.layout
+        facts = (
+            self.format,
+            self._dtype.str,
+            layout.num_sequences,
+            layout.num_bounds,
+            self._bin_bytes,
+            self._index.size,
+        )
+        hasher = xxhash.xxh3_128(repr(facts).encode())
+        for path, size in ((self._bin, self._bin_bytes), (self._index.path, self._index.size)):
+            length = min(size, _ENDS_BYTES)
+            ends = self._reader.read_ranges(path, np.array([0, size - length]), np.array([length, length]))
+            hasher.update(ends.tobytes())
+        return hasher.hexdigest()
+
+    def document(self, index: int, keys: str | KeyList = "tokens") -> Any:
+        """(length,) tokens of one document, without a copy where the file is mapped and its sequences are adjacent."""
+        number = document_number(index, self.num_documents)
+        return by_keys(lambda _: self._read_document(number), keys, _KEYS)
+
+    def fetch(self, begin: int, end: int, keys: str | KeyList = "tokens") -> Any:
+        """(end - begin,) tokens of the stream, without a copy where the file is mapped and contiguous."""
+        check_range(begin, end, self._use_stream().num_tokens)
+        return by_keys(lambda _: self._read_stream(begin, end), keys, _KEYS)
+
+    def gather(self, begins: IntArray, length: int) -> TokenArray:
+        """(len(begins), length) tokens, a fresh array. A mapped contiguous shard takes about 2 us and the copying."""
+        stream = self._use_stream()
+        if type(stream) is ContiguousStream:
+            rows = self._reader.kept(self._bin, length, functools.partial(self._windows, length))
+            if rows is not None:
+                windows: TokenArray = rows[positions(begins, len(rows), "begins")]
+                return windows
+        begins = positions(begins, max(0, stream.num_tokens - length + 1), "begins")
+        data = self._reader.read_ranges(self._bin, *stream.ranges(begins, length))
+        return data.view(self._dtype).reshape(len(begins), length)
+
+    def find_documents(self, begins: IntArray) -> IntArray:
+        """(n,) int64: the non-empty document that holds each token. About 3 us each where the ``.idx`` is mapped."""
+        stream = self._use_stream()
+        return self._index.documents_of(stream.sequences(positions(begins, stream.num_tokens, "begins")))
+
+    def document_begins(self, documents: IntArray) -> IntArray:
+        """(n,) int64: the token where each document begins; ``num_documents`` itself gives ``num_tokens``."""
+        documents = positions(documents, self.num_documents + 1, "documents")
+        return self._use_stream().begins(self._index.bounds.take(documents))
+
+    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
+        """Every rule of the format, every id, and every byte if a manifest beside the shard vouches for it."""
+        return check_indexed(self.prefix, self._reader, vouched=self._vouched, vocab_size=vocab_size)
+
+    def close(self) -> None:
+        """Let go of both files; arrays stay valid, and a later read opens the files again."""
+        self._reader.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = (self.path, self.prefix, self._reader, self._vouched, self.fingerprint)
+        return _reopen, state
+
+    def _use_stream(self) -> Stream:
+        # No lock: two threads may both look, and find the same.
+        if self._stream is None:
+            vouched = self._vouched or _manifest_entry(self.prefix)
+            trusted = vouched is not None and vouched.contiguous and self._agrees(vouched)
+            self._stream = ContiguousStream(self._index) if trusted else examine(self._index)
+        return self._stream
+
+    def _agrees(self, shard: OutputShard) -> bool:
+        """Whether a manifest's entry has the numbers of the files. O(1)."""
+        sizes = [file.size for file in shard.files]
+        numbers = (shard.dtype, shard.documents, sizes)
+        if numbers != (self._dtype.name, self.num_documents, [self._bin_bytes, self._index.size]):
+            return False
+        if not shard.contiguous:
+            return True
+        begins_at_0 = not len(self._index.pointers) or self._index.pointers.read(0, 1)[0] == 0
+        return bool(begins_at_0) and self._index.last_byte == shard.tokens * self._dtype.itemsize
+
+    def _found(self) -> str:
+        tokens = self._index.last_byte // self._dtype.itemsize
+        return _numbers(self._dtype.name, self.num_documents, tokens, self._bin_bytes, self._index.size)
+
+    def _read_document(self, number: int) -> TokenArray:
+        index, itemsize = self._index, self._dtype.itemsize
+        first, last = index.bounds.read(number, number + 2).tolist()
+        if not 0 <= first <= last <= len(index.sizes):
+            raise StoreError(
+                f"{index.path}: document {number} goes from sequence {first} to {last} of {len(index.sizes)};"
+                " document indices may not decrease"
+            )
+        if first == last:
+            return read_only(np.empty(0, self._dtype))
+        lengths = index.sizes.read(first, last) * itemsize
+        offsets = index.pointers.read(first, last)
+        if last - first == 1 or np.array_equal(offsets[1:], offsets[:-1] + lengths[:-1]):
+            return self._read_bytes(int(offsets[0]), int(lengths.sum()), f"document {number}")
+        return read_only(self._reader.read_ranges(self._bin, offsets, lengths).view(self._dtype))
+
+    def _read_stream(self, begin: int, end: int) -> TokenArray:
+        stream, itemsize = self._use_stream(), self._dtype.itemsize
+        if type(stream) is ContiguousStream:
+            return self._read_bytes(begin * itemsize, (end - begin) * itemsize, "the stream")
+        offsets, lengths = stream.ranges(np.array([begin]), end - begin)
+        return read_only(self._reader.read_ranges(self._bin, offsets, lengths).view(self._dtype))
+
+    def _read_bytes(self, offset: int, length: int, what: str) -> TokenArray:
+        """One byte range as tokens, read-only: a view of the mapping, or read."""
+        if length == 0:
+            return read_only(np.empty(0, self._dtype))
+        if not (0 <= offset <= self._bin_bytes - length and length > 0):
+            raise StoreError(
+                f"{self._bin}: {what} lies at bytes {offset} to {offset + length}; the file has {self._bin_bytes} bytes"
+            )
+        mapped = self._reader.view(self._bin)
+        if mapped is not None:
+            return np.frombuffer(mapped, self._dtype, length // self._dtype.itemsize, offset)
+        data = self._reader.read_ranges(self._bin, np.array([offset]), np.array([length]))
+        return read_only(data.view(self._dtype))
+
+    def _windows(self, length: int, data: NDArray[np.uint8]) -> TokenArray:
+        """(num_tokens - length + 1, length): every window of the mapped stream, as overlapping rows."""
+        num_tokens, item = self._use_stream().num_tokens, self._dtype.itemsize
+        num_windows = max(0, num_tokens - length + 1)
+        if num_windows == 0 or length == 0:
+            return np.empty((num_windows, length), self._dtype)
+        return np.ndarray((num_windows, length), self._dtype, data, strides=(item, item))
+
+
+def _reopen(path: str, prefix: str, using: Reader, vouched: OutputShard | None, fingerprint: str) -> IndexedStore:
+    store = IndexedStore(prefix, using=using, vouched=vouched)
+    store.path = path
+    if store.fingerprint != fingerprint:
+        raise StoreError(f"{prefix}: has changed since the store was handed to this process; open it again")
+    return store
+
+
+def _manifest_entry(prefix: str) -> OutputShard | None:
+    """The entry of the manifest beside a shard; None if there is none, or it is broken (which `check` reports)."""
+    path = Path(prefix).parent / MANIFEST_NAME
+    try:
+        status = path.stat()
+        return _manifest(path.parent, status.st_mtime_ns, status.st_size).shard(Path(prefix).name)
+    except (OSError, StoreError):
+        return None
+
+
+@functools.lru_cache(maxsize=4)
+def _manifest(folder: Path, modified_ns: int, size: int) -> Manifest:
+    # Time and size are there to tell one state of the file from the next.
+    return load_manifest(folder)
+
+
+def _listed(shard: OutputShard) -> str:
+    return _numbers(shard.dtype, shard.documents, shard.tokens, *(file.size for file in shard.files))
+
+
+def _numbers(dtype: str, documents: int, tokens: int, bin_bytes: int, idx_bytes: int) -> str:
+    return f"{documents} documents, {tokens} {dtype} tokens, .bin of {bin_bytes} and .idx of {idx_bytes} bytes"

@@ -1,0 +1,169 @@
+"""Reads a whole indexed shard and says everything that is wrong with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import StoreError
+from headrace.io import Reader
+from headrace.stores.indexed_index import CHUNK, Index
+from headrace.stores.indexed_stream import ContiguousStream, Stream, examine
+from headrace.stores.indexed_sums import check_sums
+from headrace.stores.manifest import MANIFEST_NAME, OutputShard, load_manifest
+from headrace.stores.store import Problem
+
+MAX_NAMED = 20
+"""Faults of one kind in one file that are named one by one; the rest is counted."""
+
+_TOKENS_AT_ONCE = 1 << 20
+
+
+def check_indexed(
+    prefix: str, using: Reader, *, vouched: OutputShard | None, vocab_size: int | None
+) -> Iterator[Problem]:
+    """Every fault of ``<prefix>.bin`` and ``<prefix>.idx``, and of the manifest beside them if ``vouched`` is None.
+
+    The files are opened anew, so what the store has seen before does not matter. One pass over the ``.idx``, one
+    over the ``.bin`` for each of: checksums, if a manifest vouches for the shard; ids, if ``vocab_size`` is given.
+    """
+    using = copy.copy(using)  # which has no files yet
+    try:
+        yield from _check(prefix, using, vouched, vocab_size)
+    finally:
+        using.close()
+
+
+def _check(prefix: str, using: Reader, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
+    if vouched is None and (Path(prefix).parent / MANIFEST_NAME).exists():
+        try:
+            vouched = load_manifest(Path(prefix).parent).shard(Path(prefix).name)
+        except StoreError as error:
+            yield Problem(path=str(Path(prefix).parent / MANIFEST_NAME), place="", message=str(error))
+    path = prefix + ".bin"
+    index, stream = None, None
+    try:
+        bin_bytes = using.size(path)
+        index = Index(using, prefix + ".idx", bin_bytes)
+        faults = list(_check_index(index, bin_bytes))
+        yield from faults
+        stream = examine(index) if not faults else None
+    except StoreError as error:
+        yield Problem(path=prefix, place="", message=str(error))
+    if vouched is not None:
+        yield from check_sums(prefix, vouched, index, stream)
+    if index is not None and stream is not None:
+        yield from _check_coverage(path, index, stream, bin_bytes)
+        if vouched is not None:
+            yield from _check_counts(prefix, vouched, index, stream)
+        if vocab_size is not None:
+            yield from _check_ids(path, using, index, stream, vocab_size)
+
+
+def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:
+    """Every pointer, size and document index."""
+    count, itemsize = len(index.sizes), index.layout.dtype.itemsize
+    faults = _Faults(index.path, "document indices")
+    for begin in range(0, index.layout.num_documents, CHUNK):
+        bounds = index.bounds.read(begin, min(begin + CHUNK, index.layout.num_documents) + 1)
+        wrong = (bounds[1:] < bounds[:-1]) | (bounds[1:] > count) | (bounds[1:] < 0)
+        for at in faults.to_name(wrong):
+            message = f"goes from sequence {bounds[at]} to {bounds[at + 1]}; allowed is upwards within 0 to {count}"
+            yield Problem(path=index.path, place=f"document {begin + at}", message=message)
+    yield from faults.rest()
+    faults = _Faults(index.path, "sequences")
+    for begin in range(0, count, CHUNK):
+        sizes = index.sizes.read(begin, min(begin + CHUNK, count))
+        pointers = index.pointers.read(begin, min(begin + CHUNK, count))
+        wrong = (sizes < 0) | (pointers < 0) | (pointers > bin_bytes - sizes * itemsize)
+        for at in faults.to_name(wrong):
+            message = f"{sizes[at]} tokens from byte {pointers[at]} on do not lie in the .bin of {bin_bytes} bytes"
+            yield Problem(path=index.path, place=_sequence(index, begin + at), message=message)
+    yield from faults.rest()
+
+
+def _check_coverage(path: str, index: Index, stream: Stream, bin_bytes: int) -> Iterator[Problem]:
+    """Bytes that belong to nothing. O(sequences) memory where the stream is scattered."""
+    if index.size > index.layout.end:
+        message = f"{index.size - index.layout.end} bytes after the document indices, which nothing refers to"
+        yield Problem(path=index.path, place=f"byte {index.layout.end}", message=message)
+    if type(stream) is ContiguousStream:
+        gaps = [(index.last_byte, bin_bytes)]
+    else:
+        count = len(index.sizes)
+        begins = index.pointers.read(0, count)
+        ends = begins + index.sizes.read(0, count) * index.layout.dtype.itemsize
+        order = np.argsort(begins, kind="stable")
+        covered = np.concatenate(([0], np.maximum.accumulate(ends[order])))
+        nexts = np.concatenate((begins[order], [bin_bytes]))
+        holes = np.flatnonzero(nexts > covered)
+        gaps = list(zip(covered[holes].tolist(), nexts[holes].tolist(), strict=True))
+    faults = _Faults(path, "gaps")
+    for at in faults.to_name(np.array([begin < end for begin, end in gaps])):
+        begin, end = gaps[at]
+        message = f"{end - begin} bytes outside of any document"
+        yield Problem(path=path, place=f"bytes {begin} to {end}", message=message)
+    yield from faults.rest()
+
+
+def _check_counts(prefix: str, vouched: OutputShard, index: Index, stream: Stream) -> Iterator[Problem]:
+    """The numbers that the manifest gives for the shard."""
+    facts = {
+        "documents": (vouched.documents, index.layout.num_documents),
+        "tokens": (vouched.tokens, stream.num_tokens),
+        "dtype": (vouched.dtype, index.layout.dtype.name),
+        "contiguous": (vouched.contiguous, vouched.contiguous and type(stream) is ContiguousStream),
+    }
+    for name, (listed, found) in facts.items():
+        if listed != found:
+            yield Problem(path=prefix, place="", message=f"{name}: the manifest says {listed}, the shard has {found}")
+
+
+def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_size: int) -> Iterator[Problem]:
+    """Ids outside of the vocabulary, the first in each document."""
+    dtype = index.layout.dtype
+    if dtype.kind not in "iu":
+        yield Problem(path=path, place="", message=f"{dtype.name} numbers are not token ids")
+        return
+    faults = _Faults(path, "documents with such ids")
+    last = -1
+    for begin in range(0, stream.num_tokens, _TOKENS_AT_ONCE):
+        length = min(_TOKENS_AT_ONCE, stream.num_tokens - begin)
+        ids = using.read_ranges(path, *stream.ranges(np.array([begin]), length)).view(dtype)
+        wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+        documents, firsts = np.unique(index.documents_of(stream.sequences(wrong + begin)), return_index=True)
+        # A document that goes on from the block before was named there.
+        for at in faults.to_name(documents != last):
+            message = f"id {ids[wrong[firsts[at]]]} is outside of the vocabulary, 0 to {vocab_size - 1}"
+            place = f"document {documents[at]}, token {begin + wrong[firsts[at]]} of the stream"
+            yield Problem(path=path, place=place, message=message)
+        last = int(documents[-1]) if len(documents) else last
+    yield from faults.rest()
+
+
+class _Faults:
+    """Names the first ``MAX_NAMED`` faults of one kind, and counts the rest."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        self._path = path
+        self._kind = kind
+        self._count = 0
+
+    def to_name(self, wrong: NDArray[np.bool_]) -> list[int]:
+        """Where the faults are that are still to be named."""
+        room = max(0, MAX_NAMED - self._count)
+        self._count += int(np.count_nonzero(wrong))
+        return [int(at) for at in np.flatnonzero(wrong)[:room]]
+
+    def rest(self) -> Iterator[Problem]:
+        """How many were not named."""
+        if self._count > MAX_NAMED:
+            yield Problem(path=self._path, place="", message=f"{self._count - MAX_NAMED} more {self._kind} at fault")
+
+
+def _sequence(index: Index, sequence: int) -> str:
+    return f"document {index.documents_of(np.array([sequence]))[0]}, sequence {sequence}"

@@ -1,0 +1,132 @@
+"""The face that every store of tokens shares, whatever its layout on disk."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, overload
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+TokenArray = NDArray[Any]
+KeyList = list[str] | tuple[str, ...]
+"""Several keys. Not ``Sequence[str]``, which a single ``str`` is, too."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault found by ``check``: which file, where in it, and what is wrong.
+
+    ``place`` names the spot as exactly as the check can (``"byte 1048576"``, ``"document 17"``), or is empty.
+    """
+
+    path: str
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.place}: {self.message}" if self.place else f"{self.path}: {self.message}"
+
+
+class Store(ABC):
+    """Documents of tokens on disk, addressed by document or as one stream of tokens.
+
+    The *token stream* of a key is its documents one after another, in the order of their numbers.
+    Opening a store costs O(1) a shard: header, sizes and end entries are validated, documents are not read.
+    Arrays that a store returns are read-only and stay valid after it is closed or collected.
+    """
+
+    format: ClassVar[str]
+    """Name of the layout, as ``headrace info`` prints it."""
+
+    path: str
+    """What was opened, as the user wrote it."""
+
+    @property
+    @abstractmethod
+    def keys(self) -> tuple[str, ...]:
+        """Names of the parallel token streams; the first is the main one (``"tokens"``)."""
+
+    @property
+    @abstractmethod
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """The dtype of each key on disk."""
+
+    @property
+    @abstractmethod
+    def num_documents(self) -> int:
+        """Number of documents, empty ones included. O(1)."""
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Number of tokens in the stream."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> IntArray:
+        """(num_documents,) int64: tokens of each document. O(num_documents) time and memory at each call."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Hex digest that tells this content from another, wherever the files lie. O(1) a shard."""
+
+    @overload
+    def document(self, index: int) -> TokenArray: ...
+    @overload
+    def document(self, index: int, keys: str) -> TokenArray: ...
+    @overload
+    def document(self, index: int, keys: KeyList) -> dict[str, TokenArray]: ...
+    @abstractmethod
+    def document(self, index: int, keys: str | KeyList = "tokens") -> TokenArray | dict[str, TokenArray]:
+        """(length,) tokens of one document; negative indices count from the end, out of range is an IndexError."""
+
+    @overload
+    def fetch(self, begin: int, end: int, keys: str = "tokens") -> TokenArray: ...
+    @overload
+    def fetch(self, begin: int, end: int, keys: KeyList) -> dict[str, TokenArray]: ...
+    @abstractmethod
+    def fetch(self, begin: int, end: int, keys: str | KeyList = "tokens") -> TokenArray | dict[str, TokenArray]:
+        """(end - begin,) tokens of the stream: an array for one key, a dict for several.
+
+        Raises:
+            IndexError: unless ``0 <= begin <= end <= num_tokens``.
+        """
+
+    @abstractmethod
+    def gather(self, begins: IntArray, length: int) -> TokenArray:
+        """(len(begins), length) tokens in the dtype on disk: for each row the stream from ``begins[row]`` on.
+
+        A fresh, writable array. This is the read path of training: one call a batch.
+        """
+
+    @abstractmethod
+    def find_documents(self, begins: IntArray) -> IntArray:
+        """(n,) int64: the number of the document that holds each token of the stream. O(log documents) each."""
+
+    @abstractmethod
+    def document_begins(self, documents: IntArray) -> IntArray:
+        """(n,) int64: where each document begins in the token stream; ``num_documents`` itself gives ``num_tokens``."""
+
+    @abstractmethod
+    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
+        """Read everything and yield what is wrong, with ``vocab_size`` also ids outside ``[0, vocab_size)``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the files. Arrays handed out stay valid."""
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{self.format} store {self.path!r}: {self.num_documents:,} documents, {self.num_tokens:,} tokens>"

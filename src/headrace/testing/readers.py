@@ -1,0 +1,211 @@
+"""What every reader of ranges must do."""
+# ruff: noqa: D102 - the names of the tests are sentences
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from headrace.errors import StoreError
+from headrace.io import FilePool, Reader
+
+CONTENT = bytes(np.random.default_rng(7).integers(0, 256, 5000, dtype=np.uint8))
+
+
+class ReaderContract:
+    """Inherit it and give `make`."""
+
+    def make(self, pool: FilePool) -> Reader:
+        """A fresh reader that keeps its files in this pool."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def reader(self) -> Reader:
+        return self.make(FilePool(8))
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> str:
+        (tmp_path / "content").write_bytes(CONTENT)
+        return str(tmp_path / "content")
+
+    def test_size(self, reader: Reader, path: str) -> None:
+        assert reader.size(path) == len(CONTENT)
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=20), st.booleans())
+    def test_ranges_are_read_in_the_order_given(self, ends: list[tuple[int, int]], into: bool) -> None:
+        ranges = [(min(pair), max(pair)) for pair in ends]
+        # A range that follows the one before makes the join of neighbours do its work.
+        ranges += [(end, min(end + 10, 5000)) for _, end in ranges[-1:]]
+        wanted = b"".join(CONTENT[begin:end] for begin, end in ranges)
+        offsets = np.array([begin for begin, _ in ranges], np.int64)
+        lengths = np.array([end - begin for begin, end in ranges], np.int64)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "content"
+            path.write_bytes(CONTENT)
+            out = np.zeros(len(wanted), np.uint8) if into else None
+            found = self.make(FilePool(8)).read_ranges(str(path), offsets, lengths, out)
+        assert found.dtype == np.uint8
+        assert found.tobytes() == wanted
+        assert found.flags.writeable
+        assert out is None or found is out
+
+    @pytest.mark.parametrize(
+        ("offset", "length", "found"),
+        [(4999, 2, 1), (5001, 0, 0), (-1, 1, 0), (0, -1, 0), (0, 5001, 5000), (2**62, 2**62, 0), (-5, 9, 0)],
+    )
+    def test_a_range_outside_is_refused(self, reader: Reader, path: str, offset: int, length: int, found: int) -> None:
+        with pytest.raises(StoreError) as caught:
+            reader.read_ranges(path, np.array([0, offset]), np.array([10, length]))
+        assert path in str(caught.value)
+        assert f"byte {offset}: wanted {length} bytes, found {found};" in str(caught.value)
+
+    def test_an_output_of_the_wrong_shape_is_refused(self, reader: Reader, path: str) -> None:
+        wrong: list[Any] = [np.zeros(9, np.uint8), np.zeros(10, np.int8), np.zeros(20, np.uint8)[::2]]
+        for out in wrong:
+            with pytest.raises(ValueError, match="out must be"):
+                reader.read_ranges(path, np.array([0]), np.array([10]), out)
+
+    def test_a_missing_file_is_named(self, reader: Reader, tmp_path: Path) -> None:
+        path = str(tmp_path / "nothing")
+        for read in (reader.size, reader.view, lambda path: reader.read_ranges(path, np.array([0]), np.array([1]))):
+            with pytest.raises(StoreError, match="nothing"):
+                read(path)
+
+    def test_a_view_is_whole_and_read_only(self, reader: Reader, path: str) -> None:
+        view = reader.view(path)
+        if view is not None:
+            assert view.tobytes() == CONTENT
+            assert not view.flags.writeable
+
+    def test_an_empty_file(self, reader: Reader, tmp_path: Path) -> None:
+        path = tmp_path / "empty"
+        path.touch()
+        view = reader.view(str(path))
+        assert view is None or view.shape == (0,)
+        assert reader.size(str(path)) == 0
+        assert reader.read_ranges(str(path), np.array([0]), np.array([0])).shape == (0,)
+
+    def test_a_view_outlives_the_reader_and_the_file(self, reader: Reader, path: str) -> None:
+        view = reader.view(path)
+        reader.close()
+        Path(path).unlink()
+        del reader
+        gc.collect()
+        assert view is None or view.tobytes() == CONTENT
+
+    def test_a_kept_value_is_made_once(self, reader: Reader, path: str) -> None:
+        made = []
+
+        def make(data: NDArray[np.uint8]) -> bytes:
+            made.append(len(data))
+            return data.tobytes()
+
+        for key in (1, 2, 1, 2):
+            assert reader.kept(path, key, make) in (CONTENT, None)
+        assert len(made) == (0 if reader.view(path) is None else 2)
+
+    def test_the_bound_on_open_files_holds(self, tmp_path: Path) -> None:
+        before = _open_files(tmp_path)
+        pool = FilePool(8)
+        readers = [self.make(pool) for _ in range(20)]
+        for round_ in range(2):
+            for number, reader in enumerate(readers):
+                path = tmp_path / str(number)
+                if not round_:
+                    path.write_bytes(bytes([number]) * 10)
+                assert reader.read_ranges(str(path), np.array([5]), np.array([2])).tolist() == [number, number]
+                reader.kept(str(path), "key", lambda data: data[1:])
+                assert _open_files(tmp_path) - before <= 8
+        assert len(pool) == 8
+        for reader in readers:
+            reader.close()
+        assert len(pool) == 0
+        assert _open_files(tmp_path) == before
+
+    def test_a_forgotten_reader_lets_go_of_its_files(self, path: str) -> None:
+        pool = FilePool(8)
+        self.make(pool).size(path)
+        gc.collect()
+        assert len(pool) == 0
+
+    def test_a_file_that_changed_is_refused_until_the_reader_is_closed(self, path: str) -> None:
+        pool = FilePool(1)
+        reader = self.make(pool)
+        reader.size(path)
+        other = Path(path + ".other")
+        other.write_bytes(b"x")
+        reader.size(str(other))  # takes the only place in the pool
+        Path(path).write_bytes(CONTENT[:-1])
+        with pytest.raises(StoreError, match="changed while it was in use"):
+            reader.size(path)
+        reader.close()
+        assert reader.size(path) == len(CONTENT) - 1
+
+    def test_pickled_as_its_configuration(self, reader: Reader, path: str) -> None:
+        reader.size(path)
+        again = pickle.loads(pickle.dumps(reader))
+        assert type(again) is type(reader)
+        assert again.size(path) == len(CONTENT)
+
+    def test_threads(self, reader: Reader, tmp_path: Path) -> None:
+        paths = []
+        for number in range(30):  # more than the pool holds
+            (tmp_path / str(number)).write_bytes(CONTENT[number:])
+            paths.append(str(tmp_path / str(number)))
+
+        def read(seed: int) -> bool:
+            rng = np.random.default_rng(seed)
+            for number in rng.integers(0, len(paths), 100).tolist():
+                begin = int(rng.integers(0, 4000))
+                found = reader.read_ranges(paths[number], np.array([begin]), np.array([900]))
+                if found.tobytes() != CONTENT[number + begin : number + begin + 900]:
+                    return False
+            return True
+
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(read, range(16)))
+
+    def test_fork(self, reader: Reader, path: str) -> None:
+        reader.read_ranges(path, np.array([1]), np.array([1]))
+        children = []
+        for _ in range(4):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    status = int(_reads_well(reader, path))
+                finally:
+                    os._exit(42 if status == 1 else 1)
+            children.append(child)
+        assert _reads_well(reader, path)
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [42] * 4
+
+
+def _reads_well(reader: Reader, path: str) -> bool:
+    for begin in range(0, 4000, 7):
+        if reader.read_ranges(path, np.array([begin]), np.array([100])).tobytes() != CONTENT[begin : begin + 100]:
+            return False
+    return True
+
+
+def _open_files(folder: Path) -> int:
+    """Open files of this process, in this folder."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found += str(link.readlink()).startswith(str(folder))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return found

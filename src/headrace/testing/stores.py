@@ -1,0 +1,302 @@
+"""What every store of tokens must do, whatever its layout."""
+# ruff: noqa: D102 - the names of the tests are sentences
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, StoreError
+from headrace.stores.store import Store
+from headrace.testing.strategies import Documents, numbered_documents
+
+LENGTHS = [0, 0, 3, 1, 0, 20, 7, 0, 5, 300, 2, 0]
+"""Empty documents at the begin, in the middle, two in a row, and at the end."""
+
+_TAKE_VIEWS_AND_FORGET = """
+import gc, pickle, sys
+store = pickle.loads(sys.stdin.buffer.read())
+views = [store.document(i) for i in range(len(store))] + [store.fetch(0, store.num_tokens)]
+before = [view.tobytes() for view in views]
+store.close()
+del store
+gc.collect()
+assert [view.tobytes() for view in views] == before
+print(sum(map(len, before)))
+"""
+
+
+class StoreContract:
+    """Inherit it, and give `write` and `open`; `vouch` too where a manifest can vouch for the format."""
+
+    dtype: ClassVar[str] = "uint16"
+
+    def write(self, folder: Path, documents: Documents) -> Path:
+        """Write the documents in this format below an empty folder, and return what `open` takes."""
+        raise NotImplementedError
+
+    def open(self, path: Path) -> Store:
+        """Open what `write` wrote."""
+        raise NotImplementedError
+
+    def vouch(self, path: Path) -> None:
+        """Write a manifest for what `write` wrote; formats without one skip the test that needs it."""
+        pytest.skip("no manifest vouches for this format")
+
+    @pytest.fixture
+    def documents(self) -> Documents:
+        return numbered_documents(LENGTHS, self.dtype)
+
+    @pytest.fixture
+    def path(self, tmp_path: Path, documents: Documents) -> Path:
+        (tmp_path / "one").mkdir()
+        return self.write(tmp_path / "one", documents)
+
+    @pytest.fixture
+    def store(self, path: Path) -> Store:
+        return self.open(path)
+
+    @pytest.fixture
+    def stream(self, documents: Documents) -> NDArray[Any]:
+        return np.concatenate(documents)
+
+    def test_counts(self, store: Store, stream: NDArray[Any]) -> None:
+        assert len(store) == store.num_documents == len(LENGTHS)
+        assert store.num_tokens == len(stream) == sum(LENGTHS)
+        assert store.keys == ("tokens",)
+        assert dict(store.dtypes) == {"tokens": np.dtype(self.dtype)}
+        assert store.lengths.dtype == np.int64
+        assert store.lengths.tolist() == LENGTHS
+        assert f"{len(LENGTHS)} documents" in repr(store)
+
+    def test_documents(self, store: Store, documents: Documents) -> None:
+        for number, wanted in enumerate(documents):
+            for index in (number, number - len(documents), np.int64(number)):
+                found = store.document(int(index))
+                assert found.dtype == np.dtype(self.dtype)
+                assert not found.flags.writeable
+                np.testing.assert_array_equal(found, wanted)
+
+    @pytest.mark.parametrize("index", [len(LENGTHS), -len(LENGTHS) - 1, 2**63])
+    def test_a_document_out_of_range(self, store: Store, index: int) -> None:
+        with pytest.raises(IndexError, match=str(len(LENGTHS))):
+            store.document(index)
+
+    def test_keys(self, store: Store, documents: Documents, stream: NDArray[Any]) -> None:
+        np.testing.assert_array_equal(store.document(5, ["tokens"])["tokens"], documents[5])
+        np.testing.assert_array_equal(store.fetch(2, 9, ("tokens",))["tokens"], stream[2:9])
+        for ask in (lambda: store.document(5, "token"), lambda: store.fetch(0, 1, ["tokens", "token"])):
+            with pytest.raises(ConfigError, match=r"'token'.*'tokens'"):
+                ask()
+
+    def test_fetch_every_range(self, store: Store, stream: NDArray[Any]) -> None:
+        for begin in range(0, len(stream) + 1, 3):
+            for end in range(begin, len(stream) + 1):
+                found = store.fetch(begin, end)
+                assert not found.flags.writeable
+                assert found.dtype == stream.dtype
+                assert found.tobytes() == stream[begin:end].tobytes()
+
+    @pytest.mark.parametrize(("begin", "end"), [(-1, 2), (2, 1), (0, sum(LENGTHS) + 1), (-3, -1), (2**63, 2**63)])
+    def test_fetch_out_of_range(self, store: Store, begin: int, end: int) -> None:
+        with pytest.raises(IndexError, match=str(sum(LENGTHS))):
+            store.fetch(begin, end)
+
+    def test_gather(self, store: Store, stream: NDArray[Any]) -> None:
+        rng = np.random.default_rng(1)
+        for length in (1, 2, 33, len(stream) - 1, len(stream), 0):
+            for rows in (1, 3, 50):
+                begins = rng.integers(0, len(stream) - length + 1, rows)
+                found = store.gather(begins, length)
+                assert found.shape == (rows, length)
+                assert found.dtype == stream.dtype
+                np.testing.assert_array_equal(found, [stream[begin : begin + length] for begin in begins])
+                found[:] = 0  # a fresh array: the store does not see it
+                np.testing.assert_array_equal(store.gather(begins[:1], length)[0], stream[begins[0] :][:length])
+
+    def test_gather_no_rows(self, store: Store) -> None:
+        assert store.gather(np.zeros(0, np.int64), 7).shape == (0, 7)
+        assert store.gather(np.zeros(0, np.int64), 10_000).shape == (0, 10_000)
+
+    @pytest.mark.parametrize("begin", [-1, sum(LENGTHS) - 4, sum(LENGTHS), 2**62, -(2**63)])
+    def test_gather_out_of_range(self, store: Store, begin: int) -> None:
+        with pytest.raises(IndexError, match=str(begin)):
+            store.gather(np.array([0, begin, 1]), 5)
+        with pytest.raises(IndexError):
+            store.gather(np.array([0]), sum(LENGTHS) + 1)
+
+    def test_positions_must_be_whole_numbers(self, store: Store) -> None:
+        for wrong in (np.array([1.5]), np.array([[1]])):
+            with pytest.raises(TypeError, match="begins must be"):
+                store.gather(wrong, 1)
+            with pytest.raises(TypeError, match="must be"):
+                store.find_documents(wrong)
+
+    def test_find_documents(self, store: Store) -> None:
+        wanted = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+        found = store.find_documents(np.arange(sum(LENGTHS)))
+        assert found.dtype == np.int64
+        assert found.tolist() == wanted.tolist()
+        assert store.find_documents(np.zeros(0, np.int64)).tolist() == []
+        for wrong in (-1, sum(LENGTHS)):
+            with pytest.raises(IndexError, match=str(wrong)):
+                store.find_documents(np.array([0, wrong]))
+
+    def test_document_begins(self, store: Store) -> None:
+        wanted = np.concatenate(([0], np.cumsum(LENGTHS)))
+        for documents in (np.arange(len(LENGTHS) + 1), np.array([5, 1, len(LENGTHS), 5])):
+            found = store.document_begins(documents)
+            assert found.dtype == np.int64
+            assert found.tolist() == wanted[documents].tolist()
+        for wrong in (-1, len(LENGTHS) + 1):
+            with pytest.raises(IndexError, match=str(wrong)):
+                store.document_begins(np.array([0, wrong]))
+
+    def test_no_documents(self, tmp_path: Path) -> None:
+        store = self.open(self.write(tmp_path, []))
+        assert (store.num_documents, store.num_tokens, store.lengths.tolist()) == (0, 0, [])
+        assert store.fetch(0, 0).tolist() == []
+        assert store.gather(np.zeros(0, np.int64), 3).shape == (0, 3)
+        assert store.document_begins(np.array([0])).tolist() == [0]
+        assert store.find_documents(np.zeros(0, np.int64)).tolist() == []
+        assert list(store.check(vocab_size=5)) == []
+        assert store.fingerprint
+        for wrong in (0, -1):
+            with pytest.raises(IndexError):
+                store.document(wrong)
+        with pytest.raises(IndexError):
+            store.gather(np.array([0]), 1)
+
+    def test_only_empty_documents(self, tmp_path: Path) -> None:
+        store = self.open(self.write(tmp_path, numbered_documents([0, 0, 0], self.dtype)))
+        assert (store.num_documents, store.num_tokens, store.lengths.tolist()) == (3, 0, [0, 0, 0])
+        assert store.document(1).tolist() == []
+        assert store.document_begins(np.arange(4)).tolist() == [0, 0, 0, 0]
+        assert list(store.check()) == []
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @example(lengths=[0, 0, 1, 0, 0], seed=0)
+    @given(lengths=st.lists(st.integers(0, 20), min_size=1, max_size=12), seed=st.integers(0, 100))
+    def test_any_documents(self, lengths: list[int], seed: int) -> None:
+        documents = numbered_documents(lengths, self.dtype)
+        stream = np.concatenate(documents)
+        with tempfile.TemporaryDirectory() as folder, self.open(self.write(Path(folder), documents)) as store:
+            assert store.lengths.tolist() == lengths
+            assert [store.document(number).tolist() for number in range(len(lengths))] == [
+                d.tolist() for d in documents
+            ]
+            if len(stream):
+                rng = np.random.default_rng(seed)
+                begins = rng.integers(0, len(stream), 9)
+                length = int(rng.integers(0, len(stream) - begins.max() + 1))
+                wanted = np.array([stream[begin : begin + length] for begin in begins])
+                np.testing.assert_array_equal(store.gather(begins, length), wanted)
+                wanted = np.repeat(np.arange(len(lengths)), lengths)[begins]
+                np.testing.assert_array_equal(store.find_documents(begins), wanted)
+            assert list(store.check()) == []
+
+    def test_arrays_outlive_the_store(self, store: Store, stream: NDArray[Any]) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", _TAKE_VIEWS_AND_FORGET], input=pickle.dumps(store), capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr.decode()) == (0, "")
+        assert int(done.stdout) == 2 * stream.nbytes
+
+    def test_a_closed_store_opens_its_files_again(self, store: Store, stream: NDArray[Any]) -> None:
+        assert store.fetch(0, 5).tolist() == stream[:5].tolist()
+        store.close()
+        assert store.fetch(0, 5).tolist() == stream[:5].tolist()
+
+    def test_pickled_as_its_path(self, store: Store, path: Path) -> None:
+        data = pickle.dumps(store)
+        assert len(data) < 4000
+        again = pickle.loads(data)
+        assert again.path == store.path
+        assert again.fingerprint == store.fingerprint
+        assert again.fetch(0, again.num_tokens).tobytes() == store.fetch(0, store.num_tokens).tobytes()
+
+    def test_a_pickled_store_that_changed_is_refused(self, tmp_path: Path, path: Path, documents: Documents) -> None:
+        data = pickle.dumps(self.open(path))
+        shutil.rmtree(tmp_path / "one")
+        (tmp_path / "one").mkdir()
+        self.write(tmp_path / "one", documents[::-1])
+        with pytest.raises(StoreError, match="changed since"):
+            pickle.loads(data)
+
+    def test_threads(self, store: Store, stream: NDArray[Any]) -> None:
+        def read(seed: int) -> bool:
+            begins = np.random.default_rng(seed).integers(0, len(stream) - 30, 8)
+            wanted = np.array([stream[begin : begin + 30] for begin in begins])
+            return all(np.array_equal(store.gather(begins, 30), wanted) for _ in range(20))
+
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(read, range(16)))
+
+    def test_fork(self, store: Store, stream: NDArray[Any]) -> None:
+        store.fetch(0, 1)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                same = store.fetch(0, store.num_tokens).tobytes() == stream.tobytes()
+                code = 42 if same and store.gather(np.array([3]), 4).tolist() == [stream[3:7].tolist()] else 2
+            finally:
+                os._exit(code)
+        assert store.gather(np.array([4]), 4).tolist() == [stream[4:8].tolist()]
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+
+    def test_fingerprint(self, tmp_path: Path, path: Path, documents: Documents) -> None:
+        prints = {self.open(path).fingerprint, self.open(path).fingerprint}
+        (tmp_path / "elsewhere").mkdir()
+        prints.add(self.open(self.write(tmp_path / "elsewhere", documents)).fingerprint)
+        assert len(prints) == 1
+        others = [documents[:-1], documents[::-1], [*documents[:9], documents[9] + 1, *documents[10:]]]
+        for number, other in enumerate(others):
+            (tmp_path / str(number)).mkdir()
+            prints.add(self.open(self.write(tmp_path / str(number), other)).fingerprint)
+        assert len(prints) == 1 + len(others)
+
+    def test_check_finds_nothing_wrong(self, store: Store, path: Path) -> None:
+        assert list(store.check(vocab_size=int(store.fetch(0, store.num_tokens).max()) + 1)) == []
+
+    def test_check_finds_ids_outside_of_the_vocabulary(self, store: Store, stream: NDArray[Any]) -> None:
+        (problem,) = store.check(vocab_size=int(stream.max()))
+        assert f"id {stream.max()} " in problem.message
+        assert problem.place.startswith("document ")
+        # No token is 0, so every document that is not empty is named.
+        assert len(list(store.check(vocab_size=1))) == np.count_nonzero(LENGTHS)
+
+    def test_check_finds_every_flipped_bit(self, path: Path) -> None:
+        self.vouch(path)
+        assert list(self.open(path).check()) == []
+        root = path if path.is_dir() else path.parent
+        files = [file for file in root.rglob("*") if file.is_file()]
+        assert files
+        for file in files:
+            content = file.read_bytes()
+            for at in range(len(content)):
+                flipped = content[at] ^ (1 << at % 8)
+                file.write_bytes(content[:at] + bytes([flipped]) + content[at + 1 :])
+                assert self._is_found_at_fault(path), f"{file.name}: bit {at % 8} of byte {at}"
+            file.write_bytes(content)
+        assert list(self.open(path).check()) == []
+
+    def _is_found_at_fault(self, path: Path) -> bool:
+        try:
+            with self.open(path) as store:
+                return any(True for _ in store.check())
+        except StoreError:
+            return True

@@ -1,0 +1,114 @@
+"""``headrace check``: any flipped bit, a place, and exit code 1."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.stores import IndexedWriter
+
+NAMES = ("text_document.bin", "text_document.idx", "headrace.json")
+
+
+def test_a_whole_store(run: Any, prepared: Path) -> None:
+    result = run("check", prepared)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert result.stdout.startswith(f"{prepared}: whole: 3 files, ")
+    assert "100 documents" in result.stdout
+    assert "ids below 100" in result.stdout
+    found = json.loads(run("check", prepared, "--json").stdout)
+    assert (found["ok"], found["problems"], found["hashed"], found["vocab_size"]) == (True, [], True, 100)
+    assert run("check", prepared, "--quiet").output == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_flipped_bit_is_found(run: Any, store: Path, name: str) -> None:
+    chance = random.Random(name)
+    whole = (store / name).read_bytes()
+    for _ in range(40):
+        bit = chance.randrange(len(whole) * 8)
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (store / name).write_bytes(flipped)
+        result = run("check", store)
+        assert result.exit_code == 1, f"bit {bit}"
+        # The place: a headrace.json that names other files than there are shows at those files.
+        assert str(store) in result.stdout
+        assert name in result.stdout or name == "headrace.json" or "text_document" in result.stdout
+    (store / name).write_bytes(whole)
+    assert run("check", store).exit_code == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("change", ["cut", "grow", "empty"])
+def test_other_sizes(run: Any, store: Path, name: str, change: str) -> None:
+    whole = (store / name).read_bytes()
+    (store / name).write_bytes({"cut": whole[:-1], "grow": whole + b"\0", "empty": b""}[change])
+    assert run("check", store).exit_code == 1
+
+
+def test_the_place_of_a_fault(run: Any, store: Path) -> None:
+    path = store / "text_document.bin"
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(content)
+    found = json.loads(run("check", store, "--json").stdout)
+    assert found["ok"] is False
+    assert found["problems"][0]["path"] == str(path)
+    assert found["problems"][0]["place"]
+    result = run("check", store)
+    assert result.stdout.splitlines()[-1] == f"{store}: {len(found['problems'])} fault" + "s" * (
+        len(found["problems"]) > 1
+    )
+    quiet = run("check", store, "--quiet")
+    assert quiet.exit_code == 1
+    assert quiet.stdout.splitlines() == result.stdout.splitlines()[:-1]
+
+
+def test_ids_out_of_the_vocabulary(run: Any, tokenizer: Path, tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "a", dtype=np.uint16) as writer:
+        writer.add_documents(np.array([0, 99, 1, 100], np.uint16), np.array([2, 2]))
+        writer.finish()
+    without = run("check", tmp_path / "a")
+    assert without.exit_code == 0
+    assert "structure only" in without.stdout
+    against = run("check", tmp_path / "a", "--tokenizer", tokenizer)
+    assert against.exit_code == 1
+    assert "document 1" in against.stdout
+    assert "id 100" in against.stdout
+
+
+@pytest.mark.parametrize("missing", NAMES[:2])
+def test_a_missing_file_is_a_fault(run: Any, store: Path, missing: str) -> None:
+    (store / missing).unlink()
+    result = run("check", store)
+    assert result.exit_code == 1
+    assert missing in result.stdout
+
+
+def test_no_store_at_all(run: Any, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        result = run("check", path, "--json")
+        assert result.exit_code == 4
+        assert json.loads(result.stdout)["error"]["kind"] == "StoreError"
+
+
+def test_every_shard_is_looked_at(run: Any, prepared: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(3):
+        for end in (".bin", ".idx"):
+            shutil.copy(prepared / f"text_document{end}", folder / f"{number}{end}")
+    for number in (0, 2):
+        with (folder / f"{number}.bin").open("ab") as file:
+            file.write(b"\0\0")
+    found = json.loads(run("check", folder, "--json").stdout)
+    assert [Path(problem["path"]).name for problem in found["problems"]] == ["0.bin", "2.bin"]
+    assert found["files"] == 6

@@ -1,0 +1,105 @@
+"""``headrace info``: the numbers of a store."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headrace
+from headrace.cli.description import histogram
+from headrace.stores import IndexedWriter
+
+
+def test_json_equals_the_store(run: Any, prepared: Path, corpus: Path) -> None:
+    found = json.loads(run("info", prepared, "--json").stdout)
+    with headrace.open(prepared) as store:
+        lengths = store.lengths
+    assert (found["format"], found["dtype"], found["shards"]) == ("indexed", "uint16", 1)
+    assert (found["documents"], found["tokens"]) == (100, int(lengths.sum()))
+    assert found["empty_documents"] == int((lengths == 0).sum()) == 2
+    assert found["tokens_per_document"] == {
+        "min": 0,
+        "median": float(np.median(lengths)),
+        "mean": float(lengths.mean()),
+        "max": int(lengths.max()),
+    }
+    assert found["tokenizer"]["vocab_size"] == 100
+    assert [file["path"] for file in found["inputs"]] == [str(corpus / "a.jsonl"), str(corpus / "b.jsonl")]
+    assert sum(bar["documents"] for bar in found["histogram"]) == 100
+    assert sum(bar["tokens"] for bar in found["histogram"]) == found["tokens"]
+    assert found["bytes"] == sum((prepared / f"text_document.{end}").stat().st_size for end in ("bin", "idx"))
+
+
+@pytest.mark.parametrize("path", ["store", "store/", "store/text_document", "store/text_document.idx"])
+def test_any_way_to_name_it(run: Any, prepared: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(prepared.parent)
+    result = run("info", path)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == path
+    assert "  documents     100, 2 of them empty" in lines
+    assert any("vocabulary 100, end of document 1" in line for line in lines)
+    assert "inputs (2)" in lines
+
+
+def test_histogram_for_people(run: Any, tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "a", dtype=np.uint16) as writer:
+        writer.add_documents(np.zeros(1111, np.uint16), np.array([0, 1, 3, 107, 1000]))
+        writer.finish()
+    result = run("info", tmp_path / "a.bin")
+    table = result.stdout.split("lengths\n")[1].splitlines()
+    assert table == [
+        "        tokens  documents  share  of tokens",
+        "             0          1  20.0%       0.0%",
+        "             1          1  20.0%       0.1%",
+        "        2 to 3          1  20.0%       0.3%",
+        "        4 to 7          0   0.0%       0.0%",
+        "       8 to 15          0   0.0%       0.0%",
+        "      16 to 31          0   0.0%       0.0%",
+        "      32 to 63          0   0.0%       0.0%",
+        "     64 to 127          1  20.0%       9.6%",
+        "    128 to 255          0   0.0%       0.0%",
+        "    256 to 511          0   0.0%       0.0%",
+        "  512 to 1,023          1  20.0%      90.0%",
+    ]
+    assert "tokeniser" not in result.stdout
+
+
+def test_several_shards(run: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    lengths = [rng.integers(0, 50, 9), rng.integers(0, 50, 6)]
+    for number, chosen in enumerate(lengths):
+        with IndexedWriter(tmp_path / f"{number}", dtype=np.int32) as writer:
+            writer.add_documents(np.zeros(chosen.sum(), np.int32), chosen)
+            writer.finish()
+    found = json.loads(run("info", tmp_path, "--json").stdout)
+    together = np.concatenate(lengths)
+    assert (found["shards"], found["documents"], found["tokens"]) == (2, 15, int(together.sum()))
+    assert found["tokens_per_document"]["median"] == float(np.median(together))
+    assert (found["tokenizer"], found["inputs"]) == (None, None)
+
+
+def test_nothing_there(run: Any, tmp_path: Path) -> None:
+    result = run("info", tmp_path / "nowhere")
+    assert result.exit_code == 4
+    assert "nothing is there" in result.stderr
+
+
+@given(st.dictionaries(st.integers(0, 1 << 31), st.integers(1, 1 << 30), max_size=40))
+def test_histogram(counts_by_length: dict[int, int]) -> None:
+    lengths = np.array(sorted(counts_by_length), np.int64)
+    counts = np.array([counts_by_length[length] for length in sorted(counts_by_length)], np.int64)
+    bars = histogram(lengths, counts)
+    for bar in bars:
+        inside = [length for length in counts_by_length if bar.first <= length <= bar.last]
+        assert bar.documents == sum(counts_by_length[length] for length in inside)
+        assert bar.tokens == sum(length * counts_by_length[length] for length in inside)
+    assert sum(bar.documents for bar in bars) == counts.sum()
+    assert all(before.last + 1 == after.first for before, after in itertools.pairwise(bars))

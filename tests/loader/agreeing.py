@@ -1,0 +1,57 @@
+"""One process of test_ranks: joins a gloo group and loads a run that may differ from its peers'."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import headrace
+
+
+def main(store: str, meeting: str, rank: str, world_size: str, case: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(world_size))
+    seed = int(rank) if case == "recipe" else 0
+    data = headrace.WindowDataset(headrace.open(store), window_tokens=8)
+    run = headrace.Run(data, global_batch_size=8, order=headrace.Order(seed=seed))
+    ranks = headrace.Ranks(int(rank), int(world_size))
+    said: dict[str, object] = {}
+    if case == "mesh":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        ranks = headrace.Ranks.from_mesh(mesh, "dp")
+        group = headrace.Ranks.from_group(mesh.get_group("dp"))
+        flat = headrace.Ranks.from_mesh(mesh, "dp", "tp")
+        said = {"mesh": [ranks.rank, ranks.world_size], "group": [group.rank, group.world_size]}
+        said["flat"] = [flat.rank, flat.world_size]
+        assert headrace.Ranks.from_mesh(mesh) == ranks
+        for name, dims, other in (("unknown", ("cp",), mesh), ("unnamed", (), init_device_mesh("cpu", (2, 2)))):
+            try:
+                headrace.Ranks.from_mesh(other, *dims)
+            except headrace.ConfigError as error:
+                said[name] = str(error)
+    if case == "detect":
+        ranks = headrace.Ranks.detect()
+        said["detected"] = [ranks.rank, ranks.world_size]
+        os.environ.update(RANK="1", WORLD_SIZE="3")
+        try:
+            headrace.Ranks.detect()
+        except headrace.ConfigError as error:
+            said["contradiction"] = str(error)
+    if case == "same rank":
+        ranks = headrace.Ranks(0, 2)
+    if case == "world size":
+        ranks = headrace.Ranks(int(rank), 2 + int(rank))
+    micro_batch_size = 2 + int(rank) if case == "micro-batch" else 2
+    loader = headrace.Loader(run, micro_batch_size=micro_batch_size, ranks=ranks)
+    if case == "position" and rank == "1":
+        loader.load_state_dict({**loader.state_dict(), "position": 8, "step": 1})
+    said["rows"] = [batch["input_ids"].tolist() for batch in itertools.islice(loader, 3)]
+    print(json.dumps(said))
+    dist.destroy_process_group()
+
+
+main(*sys.argv[1:])

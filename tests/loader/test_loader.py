@@ -1,0 +1,192 @@
+"""What a loader promises around its batches: shapes, state, errors, memory."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import corpora
+from headrace import Blend, ConfigError, Loader, Order, Ranks, Reading, Run, StateError, WindowDataset
+from headrace.loader.buffers import Buffers
+
+READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]
+
+
+@pytest.fixture
+def run(corpus: list[corpora.Corpus]) -> Run:
+    return Run(WindowDataset(corpus[0].store, window_tokens=8, stride=3), global_batch_size=12, order=Order(seed=3))
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
+def test_shapes_dtypes_and_positions(run: Run, reading: Reading) -> None:
+    loader = Loader(run, micro_batch_size=4, ranks=Ranks(1, 3), reading=reading)
+    first, second = itertools.islice(loader, 2)
+    assert {name: (tuple(value.shape), value.dtype) for name, value in first.items()} == {
+        "input_ids": ((4, 8), torch.int64),
+        "labels": ((4, 8), torch.int64),
+        "position_ids": ((4, 8), torch.int64),
+        "sample_positions": ((4,), torch.int64),
+    }
+    assert all(value.is_contiguous() for value in first.values())
+    assert first["sample_positions"].tolist() == [4, 5, 6, 7]
+    assert second["sample_positions"].tolist() == [16, 17, 18, 19]
+    assert (loader.step, loader.position) == (2, 24)
+
+
+def test_batches_that_are_kept_stay_as_they_are(run: Run) -> None:
+    """Memory is used again only when nobody holds it, however it is held."""
+    for reading in READINGS[:3]:
+        kept, copies = [], []
+        for i, batch in enumerate(itertools.islice(Loader(run, micro_batch_size=12, reading=reading), 3_000)):
+            # A tensor, a view of one, a NumPy view of one: each keeps its memory.
+            held: Any = [batch["input_ids"], batch["labels"][2:3], batch["position_ids"].numpy()[1]][i % 3]
+            if i % 7 == 0:
+                kept.append(held)
+                copies.append(torch.as_tensor(held).clone())
+            del batch, held
+        assert all(torch.equal(torch.as_tensor(one), copy) for one, copy in zip(kept, copies, strict=True))
+
+
+def test_memory_is_used_again() -> None:
+    buffers = Buffers({"x": ((4,), np.dtype(np.int64))})
+    first = buffers.take(3)["x"]
+    address = first.ctypes.data
+    assert buffers.take(3)["x"].ctypes.data != address, "in use"
+    view = torch.from_numpy(first)[1:]
+    del first
+    assert buffers.take(3)["x"].ctypes.data != address, "a view of a tensor is a use"
+    del view
+    gc.collect()
+    together = [buffers.take(3)["x"] for _ in range(4)]
+    taken = [one.ctypes.data for one in together]
+    assert address in taken
+    assert len(set(taken)) == 4
+    assert buffers.take(2)["x"].shape == (2, 4)
+
+
+def test_goes_on_where_it_was(run: Run) -> None:
+    loader = Loader(run, micro_batch_size=6)
+    first = [batch["sample_positions"].tolist() for batch in itertools.islice(loader, 3)]
+    then = [batch["sample_positions"].tolist() for batch in itertools.islice(loader, 2)]
+    assert [p for row in first + then for p in row] == list(range(30))
+    assert loader.state_dict()["position"] == 30
+    assert loader.step == 2
+
+
+def test_an_outdated_iterator_says_so(run: Run) -> None:
+    loader = Loader(run, micro_batch_size=6)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    next(new)
+    with pytest.raises(StateError, match="outdated"):
+        next(old)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match="outdated"):
+        next(new)
+
+
+def test_another_run_is_refused_by_field(run: Run, corpus: list[corpora.Corpus], tmp_path: Path) -> None:
+    loader = Loader(run, micro_batch_size=4)
+    next(iter(loader))
+    loader.save_recipe(tmp_path / "recipe.json")
+    changed = {
+        "order.seed: 4 here, 3 in the saved recipe": Run(run.data, global_batch_size=12, order=Order(seed=4)),
+        "batch.pieces[0][1]: 24 here, 12": Run(run.data, global_batch_size=24, order=Order(seed=3)),
+        "window_tokens: 9 here, 8": Run(
+            WindowDataset(corpus[0].store, window_tokens=9, stride=3), global_batch_size=12, order=Order(seed=3)
+        ),
+        "store: ": Run(
+            WindowDataset(corpus[1].store, window_tokens=8, stride=3), global_batch_size=12, order=Order(seed=3)
+        ),
+        "blend.children": Run(
+            Blend({"a": run.datasets[0]}, weights={"a": 1}), global_batch_size=12, order=Order(seed=3)
+        ),
+    }
+    for message, other in changed.items():
+        resumed = Loader(other, micro_batch_size=4)
+        with pytest.raises(StateError) as caught:
+            resumed.load_state_dict(loader.state_dict(), recipe=tmp_path / "recipe.json")
+        assert message in str(caught.value)
+        assert resumed.position == 0, "nothing has changed"
+    resumed = Loader(run, micro_batch_size=3)
+    resumed.load_state_dict(loader.state_dict(), recipe=tmp_path / "recipe.json")
+    assert resumed.position == 4
+    with pytest.raises(StateError, match="cannot be read"):
+        resumed.load_state_dict(loader.state_dict(), recipe=tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
+def test_a_failing_read_reaches_the_training_loop(run: Run, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(run, micro_batch_size=12, reading=reading)
+    gather = type(run.datasets[0].store).gather  # type: ignore[attr-defined]
+    calls = itertools.count()
+
+    def failing(*arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise OSError("the disk is gone")
+        return gather(*arguments)
+
+    monkeypatch.setattr(type(run.datasets[0].store), "gather", failing)  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(loader)
+    assert loader.position % 12 == 0
+    before = loader.position
+    monkeypatch.undo()
+    assert next(iter(loader))["sample_positions"].tolist()[0] == before, "and can go on from there"
+
+
+def test_threads_end_with_their_iterator(run: Run) -> None:
+    for _ in range(5):
+        batches = iter(Loader(run, micro_batch_size=4, reading=Reading(num_threads=2)))
+        next(batches)
+        del batches
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-read"]
+
+
+def test_uneven_steps_can_be_refused(run: Run) -> None:
+    Loader(run, micro_batch_size=2, ranks=Ranks(0, 3), uneven="refuse")
+    with pytest.raises(ConfigError, match=r"steps of \[12\] samples are not divided by 5 ranks times .* 1 = 5"):
+        Loader(run, micro_batch_size=1, ranks=Ranks(0, 5), uneven="refuse")
+    short = Run(run.data, global_batch_size=12, samples=30)
+    with pytest.raises(ConfigError, match=r"steps of \[6\]"):
+        Loader(short, micro_batch_size=4, uneven="refuse")
+    whole = Run(run.data, global_batch_size=12, samples=30, drop_last=True)
+    assert whole.length == 24
+    assert len(list(Loader(whole, micro_batch_size=4, uneven="refuse"))) == 6
+
+
+@pytest.mark.parametrize(("world_size", "micro"), [(1, 1), (1, 12), (2, 5), (5, 2), (16, 3)])
+@pytest.mark.parametrize("samples", [1, 11, 12, 100])
+def test_length(run: Run, world_size: int, micro: int, samples: int) -> None:
+    schedule = [(0, 12), (2, 7), (5, 30)]
+    finite = Run(run.data, global_batch_size=schedule, samples=samples)
+    for rank in range(world_size):
+        loader = Loader(finite, micro_batch_size=micro, ranks=Ranks(rank, world_size))
+        assert len(loader) == len(list(loader))
+    with pytest.raises(TypeError):
+        len(Loader(run, micro_batch_size=1))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"micro_batch_size": 0}, {"micro_batch_size": 1, "uneven": "ignore"}],
+)
+def test_bad_options_are_refused(run: Run, bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Loader(run, **bad)
+    with pytest.raises(ConfigError):
+        Reading(num_threads=-1)
+
+
+def test_repr(run: Run) -> None:
+    assert repr(Loader(run, micro_batch_size=1)) == "<Loader: rank 0 of 1, step 0, <Run: 1 sources, endless>>"

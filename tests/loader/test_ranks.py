@@ -1,0 +1,93 @@
+"""The data-parallel rank, from wherever it is known, and the agreement of all processes on one run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import corpora
+from headrace import ConfigError, Ranks
+
+WORKER = Path(__file__).parent / "agreeing.py"
+
+
+def test_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert Ranks.detect() == Ranks(0, 1)
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(ConfigError, match="only one of RANK and WORLD_SIZE"):
+        Ranks.detect()
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert Ranks.detect() == Ranks(3, 8)
+    with pytest.raises(ConfigError, match="model_parallel_size=2"):
+        Ranks.detect(model_parallel_size=2)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
+def test_impossible_ranks_are_refused(rank: int, world_size: int) -> None:
+    with pytest.raises(ConfigError, match="ranks run from 0"):
+        Ranks(rank, world_size)
+
+
+def processes(tmp_path: Path, num: int, case: str) -> list[tuple[int, str, str]]:
+    """``num`` processes of one gloo group over a small store: (exit code, output, errors) of each."""
+    corpora.make(tmp_path / "store", 5, 50)
+    command = [sys.executable, "-W", "ignore", str(WORKER), str(tmp_path / "store" / "shard-0")]
+    started = [
+        subprocess.Popen(
+            [*command, str(tmp_path / "meeting"), str(rank), str(num), case],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(num)
+    ]
+    ended = []
+    for process in started:
+        output, errors = process.communicate(timeout=120)
+        ended.append((process.returncode, output, errors))
+    return ended
+
+
+def test_peers_of_a_data_parallel_rank_get_the_same_bytes(tmp_path: Path) -> None:
+    """A 2 x 2 mesh of data- and tensor-parallel ranks, and the group of its data-parallel dimension."""
+    ended = processes(tmp_path, 4, "mesh")
+    assert [code for code, _, _ in ended] == [0] * 4, ended
+    said = [json.loads(output) for _, output, _ in ended]
+    assert [one["mesh"] for one in said] == [one["group"] for one in said] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+    assert said[0]["rows"] == said[1]["rows"]
+    assert said[2]["rows"] == said[3]["rows"]
+    assert said[0]["rows"] != said[2]["rows"]
+    assert said[0]["flat"] == [0, 4]
+    assert "say which are data-parallel" in said[0]["unnamed"]
+    assert "no dimension" in said[0]["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("recipe", "disagree on the recipe of the run: [1] differ from process 0"),
+        ("position", "disagree on the position of the run: [1] differ"),
+        ("micro-batch", "disagree on the micro-batch size of the run: [1] differ"),
+        ("world size", "disagree on the world size of the run: [1] differ"),
+        ("same rank", "hold the data-parallel ranks [0, 0] of 2"),
+    ],
+)
+def test_a_mismatch_between_processes_is_refused(tmp_path: Path, case: str, message: str) -> None:
+    for code, _, errors in processes(tmp_path, 2, case):
+        assert code != 0
+        assert message in errors
+
+
+def test_the_process_group_gives_the_rank(tmp_path: Path) -> None:
+    ended = processes(tmp_path, 2, "detect")
+    assert [code for code, _, _ in ended] == [0] * 2, ended
+    said = [json.loads(output) for _, output, _ in ended]
+    assert [one["detected"] for one in said] == [[0, 2], [1, 2]]
+    assert ["another rank than the process group" in one["contradiction"] for one in said] == [True, True]
+    assert said[0]["rows"] != said[1]["rows"]

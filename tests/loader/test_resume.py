@@ -1,0 +1,233 @@
+"""Killed anywhere, resumed on any topology, in chains: every step has the samples and bytes of an uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import corpora
+from counts import cases
+from headrace import BatchSchedule, Blend, Loader, Order, Ranks, Reading, Run, WindowDataset
+
+WINDOW = 6
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One life of the job: its topology, how it reads, and after how many micro-steps it is killed."""
+
+    world_size: int
+    micro_batch_size: int
+    reading: Reading
+    micro_steps: int
+
+
+@st.composite
+def datas(draw: st.DrawFn, corpus: list[corpora.Corpus], depth: int = 2) -> WindowDataset | Blend:
+    if depth == 0 or draw(st.integers(0, 2)) == 0:
+        return WindowDataset(
+            draw(st.sampled_from(corpus)).store,
+            window_tokens=WINDOW,
+            stride=draw(st.sampled_from([None, 1, 5, 40])),
+            phase=draw(st.booleans()),
+            document_ids=True,
+            position_ids="restart",
+        )
+    names = "abcd"[: draw(st.integers(1, 4))]
+    children = {name: draw(datas(corpus, depth - 1)) for name in names}
+    finite = all(not isinstance(child, Blend) or child.num_samples is not None for child in children.values())
+    numbers = {name: draw(st.floats(0.2, 3)) for name in names}
+    if finite and draw(st.booleans()):
+        return Blend(children, repeats=numbers)
+    end = draw(st.sampled_from(["endless", "samples", *(["first_exhausted", "all_exhausted"] if finite else [])]))
+    return Blend(
+        children,
+        weights=numbers,
+        unit=draw(st.sampled_from(["samples", "tokens"])),
+        end=end,
+        num_samples=draw(st.integers(1, 200)) if end == "samples" else None,
+    )
+
+
+@st.composite
+def runs(draw: st.DrawFn, corpus: list[corpora.Corpus]) -> Run:
+    data = draw(datas(corpus))
+    schedule = [(0, draw(st.integers(1, 24)))]
+    for _ in range(draw(st.integers(0, 2))):
+        schedule.append((schedule[-1][0] + draw(st.integers(1, 5)), draw(st.integers(1, 24))))
+    order = Order(
+        kind=draw(st.sampled_from(["full", "blocks", "none"])),
+        seed=draw(st.integers(0, 5)),
+        block_samples=draw(st.sampled_from([1, 3, 50])),
+        window_blocks=draw(st.integers(1, 5)),
+    )
+    endless = isinstance(data, Blend) and data.num_samples is None
+    length: dict[str, int] = draw(
+        st.sampled_from([{}, {"samples": 37}, {"samples": 300}, *([] if endless else [{"epochs": 1}, {"epochs": 2}])])
+    )
+    if "epochs" in length and not isinstance(data, Blend) and len(data) > 400:
+        length = {"samples": 401}
+    return Run(data, global_batch_size=BatchSchedule.of(schedule), order=order, **length)
+
+
+@st.composite
+def legs(draw: st.DrawFn) -> list[Leg]:
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        # Worker processes take long to start, so they are tried on few ranks and not in every case.
+        workers = draw(st.sampled_from([0] * 15 + [1, 2]))
+        reading = Reading(
+            num_workers=workers, num_threads=draw(st.integers(0, 3)), prefetch=draw(st.integers(1, 3)), pin_memory=False
+        )
+        world_size = draw(st.integers(1, 2 if workers else 16))
+        found.append(Leg(world_size, draw(st.integers(1, 7)), reading, draw(st.integers(0, 12))))
+    return found
+
+
+def life(run: Run, leg: Leg, state: dict[str, Any] | None, seen: dict[int, dict[str, list[int]]]) -> dict[str, Any]:
+    """One life of all ranks; adds to ``seen`` what each position delivered, and returns the state at the kill."""
+    loaders = [
+        Loader(run, micro_batch_size=leg.micro_batch_size, ranks=Ranks(rank, leg.world_size), reading=leg.reading)
+        for rank in range(leg.world_size)
+    ]
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+    iterators = [iter(loader) for loader in loaders]
+    for _ in range(leg.micro_steps):
+        batches = [next(iterator, None) for iterator in iterators]
+        if None in batches:
+            assert batches == [None] * len(batches), "all ranks end together"
+            break
+        step = {run.schedule.step_of(int(p)) for batch in batches if batch for p in batch["sample_positions"]}
+        assert len(step) == 1
+        for batch in batches:
+            rows = {name: values.tolist() for name, values in (batch or {}).items()}
+            for row, position in enumerate(rows.pop("sample_positions")):
+                assert position not in seen, "no sample twice"
+                seen[position] = {name: values[row] for name, values in rows.items()}
+            for values in (batch or {}).values():
+                values.fill_(-1)  # what is done to a delivered batch changes no later one
+    states = [loader.state_dict() for loader in loaders]
+    for iterator in iterators:
+        iterator.close()  # type: ignore[attr-defined]
+    assert all(one == states[0] for one in states), "one rank saves for all"
+    assert states[0]["position"] == len(seen)
+    assert len(json.dumps(states[0])) < 1024
+    return states[0]
+
+
+def expected(run: Run, corpus: list[corpora.Corpus], position: int) -> dict[str, list[int]]:
+    """A sample by the slow way: one look-up, plain slices of plain arrays."""
+    found = run.lookup(np.array([position], dtype=np.int64))
+    dataset = run.datasets[int(found.sources[0])]
+    assert isinstance(dataset, WindowDataset)
+    begin = int(dataset.locate(found.indices, found.keys)[0])
+    mine = next(one for one in corpus if one.store is dataset.store)
+    documents = mine.documents[begin : begin + WINDOW].tolist()
+    restart = [
+        column - next(i for i in range(column + 1) if documents[i] == doc) for column, doc in enumerate(documents)
+    ]
+    return {
+        "input_ids": mine.tokens[begin : begin + WINDOW].tolist(),
+        "labels": mine.tokens[begin + 1 : begin + WINDOW + 1].tolist(),
+        "position_ids": restart,
+        "document_ids": documents,
+    }
+
+
+@settings(max_examples=cases(250, 5_000), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), legs())
+def test_chains_of_kills_equal_the_uninterrupted_run(
+    corpus: list[corpora.Corpus], data: st.DataObject, lives: list[Leg]
+) -> None:
+    run = data.draw(runs(corpus))
+    seen: dict[int, dict[str, list[int]]] = {}
+    state = None
+    for leg in lives:
+        state = life(run, leg, state, seen)
+    assert sorted(seen) == list(range(len(seen))), "the ranks' parts are disjoint and complete"
+    if run.length is not None:
+        assert len(seen) <= run.length
+    uninterrupted: dict[int, dict[str, list[int]]] = {}
+    alone = Loader(run, micro_batch_size=1, ranks=Ranks(), reading=Reading(num_threads=0))
+    for batch, _ in zip(alone, range(len(seen)), strict=False):
+        row = {name: values[0].tolist() for name, values in batch.items()}
+        uninterrupted[row.pop("sample_positions")] = row
+    assert seen == uninterrupted
+    for position in list(seen)[:: max(1, len(seen) // 20)]:
+        assert seen[position] == expected(run, corpus, position)
+
+
+def test_a_whole_run_ends_exactly(corpus: list[corpora.Corpus]) -> None:
+    """Two epochs over three sources on uneven ranks: every sample of every source twice, then the end, for good."""
+    mix = Blend(
+        {name: WindowDataset(one.store, window_tokens=WINDOW) for name, one in zip("abc", corpus, strict=True)},
+        repeats={"a": 1, "b": 2, "c": 0.5},
+    )
+    run = Run(mix, global_batch_size=16, epochs=2)
+    counts = [2 * len(mix.children["a"]), 4 * len(mix.children["b"]), 2 * round(0.5 * len(mix.children["c"]) + 1e-9)]  # type: ignore[arg-type]
+    assert run.length == sum(counts)
+    loaders = [Loader(run, micro_batch_size=2, ranks=Ranks(rank, 3)) for rank in range(3)]
+    positions = [int(p) for loader in loaders for batch in loader for p in batch["sample_positions"]]
+    assert sorted(positions) == list(range(run.length))
+    sources = run.lookup(np.array(positions, dtype=np.int64)).sources
+    assert np.bincount(sources).tolist() == counts
+    for loader in loaders:
+        assert loader.position == run.length
+        assert list(loader) == []
+        again = Loader(run, micro_batch_size=2, ranks=Ranks())
+        again.load_state_dict(loader.state_dict())
+        assert list(again) == [], "a state at the end has nothing left"
+
+
+def test_longer_run_keeps_its_prefix(corpus: list[corpora.Corpus]) -> None:
+    """Extending a run changes no step so far, and a state of the shorter run loads into the longer one."""
+    data = WindowDataset(corpus[0].store, window_tokens=WINDOW)
+    short, longer = (Run(data, global_batch_size=8, epochs=epochs) for epochs in (1, 3))
+    loader = Loader(short, micro_batch_size=8)
+    for _ in loader:
+        pass
+    resumed = Loader(longer, micro_batch_size=8)
+    resumed.load_state_dict(loader.state_dict())
+    assert short.length is not None
+    for step in range(short.length // 8):
+        assert np.array_equal(short.step(step)["input_ids"], longer.step(step)["input_ids"])
+    positions = [int(p) for batch in resumed for p in batch["sample_positions"]]
+    assert positions == list(range(short.length, 3 * short.length))
+
+
+def test_validation_is_every_sample_once_in_order(corpus: list[corpora.Corpus]) -> None:
+    data = WindowDataset(corpus[1].store, window_tokens=WINDOW)
+    for world_size in (1, 2, 5, 16):
+        run = Run.validation(data, global_batch_size=32)
+        loaders = [
+            Loader(run, micro_batch_size=4, ranks=Ranks(rank, world_size), restart=True) for rank in range(world_size)
+        ]
+        for _ in range(2):
+            rows = {
+                int(position): tokens.tolist()
+                for loader in loaders
+                for batch in loader
+                for position, tokens in zip(batch["sample_positions"], batch["input_ids"], strict=True)
+            }
+            assert [rows[i] for i in range(len(data))] == [data[i]["input_ids"].tolist() for i in range(len(data))]
+            assert len(rows) == len(data)
+        assert len({len(loader) for loader in loaders}) == 1
+
+
+def test_steps_as_numpy_are_what_the_loader_gives(corpus: list[corpora.Corpus]) -> None:
+    run = Run(WindowDataset(corpus[0].store, window_tokens=WINDOW), global_batch_size=[(0, 3), (2, 5)], epochs=1)
+    batches = iter(Loader(run, micro_batch_size=5))
+    assert run.num_steps is not None
+    for step in range(run.num_steps):
+        ours, batch = run.step(step), next(batches)
+        assert {name: values.tolist() for name, values in ours.items()} == {n: v.tolist() for n, v in batch.items()}
+    with pytest.raises(IndexError, match="of a run of"):
+        run.step(run.num_steps)

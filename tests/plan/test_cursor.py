@@ -1,0 +1,101 @@
+"""The state is small, versioned, and refuses what does not belong to it, by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.errors import StateError
+from headrace.plan import BatchSchedule, Cursor, Recipe
+
+
+def recipe(**changes: Any) -> Recipe:
+    parts = {
+        "format": {"order": 1},
+        "dataset": {"web": {"store": "ab", "window_tokens": 8}},
+        "blend": {"path": "", "shares": [1, 2]},
+        "order": {"kind": "full", "seed": 7},
+        "batch": {"pieces": [[0, 4]]},
+    }
+    return Recipe(**{**parts, **changes})
+
+
+SCHEDULE = BatchSchedule.of(4)
+
+
+def cursor(position: int = 10) -> Cursor:
+    return Cursor(recipe=recipe().hashes(), step=position // 4, position=position)
+
+
+def test_round_trip_is_small_and_json_safe() -> None:
+    state = cursor(2**62 - 1).to_dict()
+    text = json.dumps(state)
+    assert len(text) < 1024
+    again = Cursor.from_dict(json.loads(text))
+    assert again == cursor(2**62 - 1)
+    again.verify(recipe(), SCHEDULE, None, saved=None)
+
+
+def test_recipe_round_trip_and_digest() -> None:
+    assert Recipe.from_json(recipe().to_json()) == recipe()
+    assert len(recipe().digest()) == 32
+    assert recipe().digest() != recipe(order={"kind": "full", "seed": 8}).digest()
+    with pytest.raises(StateError, match="no saved recipe"):
+        Recipe.from_json(b"{}")
+    with pytest.raises(StateError, match="no saved recipe"):
+        Recipe.from_json(b"\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "line"),
+    [
+        ("order", {"kind": "full", "seed": 8}, "order.seed: 8 here, 7 in the saved recipe"),
+        ("dataset", {"web": {"store": "cd", "window_tokens": 8}}, 'dataset.web.store: "cd" here, "ab" in the saved'),
+        ("dataset", {}, 'dataset.web: absent here, {"store":"ab","window_tokens":8} in the saved recipe'),
+        ("blend", {"path": "", "shares": [1, 3]}, "blend.shares[1]: 3 here, 2 in the saved recipe"),
+        ("blend", {"path": "", "shares": [1, 2, 3]}, "blend.shares: [1,2,3] here, [1,2] in the saved recipe"),
+        ("batch", {"pieces": [[0, 8]]}, "batch.pieces[0][1]: 8 here, 4 in the saved recipe"),
+    ],
+)
+def test_a_mismatch_names_the_field(part: str, value: dict[str, Any], line: str) -> None:
+    changed = recipe(**{part: value})
+    with pytest.raises(StateError) as caught:
+        cursor().verify(changed, SCHEDULE, None, saved=recipe())
+    assert line in str(caught.value)
+    with pytest.raises(StateError, match=f"{part} differ.*pass the recipe"):
+        cursor().verify(changed, SCHEDULE, None, saved=None)
+
+
+def test_a_recipe_of_another_state_is_refused() -> None:
+    with pytest.raises(StateError, match="not the one that the saved state"):
+        cursor().verify(recipe(), SCHEDULE, None, saved=recipe(order={}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "other"}, "no saved loader state"),
+        ({"version": 2}, "version 2; this Headrace reads version 1"),
+        ({"version": None}, "version None"),
+        ({"position": "7"}, "damaged.*position"),
+        ({"surplus": 1}, "damaged.*surplus"),
+        ({"recipe": {}}, "hashes the parts"),
+        ({"lanes": [{"frame": 1}]}, "1 lanes"),
+        ({"step": 3}, "step 3 at position 10, which is in step 2"),
+        ({"position": 99, "step": 24}, "outside this run of 50 positions"),
+        ({"position": -1}, "outside this run"),
+    ],
+)
+def test_what_is_no_state_of_this_run_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        Cursor.from_dict({**cursor().to_dict(), **change}).verify(recipe(), SCHEDULE, 50, saved=None)
+
+
+@pytest.mark.parametrize("name", ["kind", "version", "recipe", "step", "position"])
+def test_a_missing_field_is_refused(name: str) -> None:
+    state = cursor().to_dict()
+    del state[name]
+    with pytest.raises(StateError):
+        Cursor.from_dict(state)

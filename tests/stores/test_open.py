@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import headrace.stores as stores
+from headrace.errors import ConfigError, StoreError
+from headrace.stores import IndexedStore, ShardedStore
+from headrace.testing.indexed import vouch_for, write_raw, write_shard
+from headrace.testing.strategies import numbered_documents
+
+
+def make(prefix: Path, *lengths: int, dtype: str = "uint16") -> None:
+    prefix.parent.mkdir(exist_ok=True, parents=True)
+    write_shard(prefix, numbered_documents(list(lengths), dtype), dtype)
+
+
+@pytest.mark.parametrize("name", ["x", "x.bin", "x.idx", ".", "./"])
+def test_the_ways_to_name_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    make(tmp_path / "x", 1, 2)
+    monkeypatch.chdir(tmp_path)
+    store = stores.open(name)
+    assert isinstance(store, IndexedStore)
+    assert store.path == name
+    assert store.lengths.tolist() == [1, 2]
+
+
+def test_a_prefix_with_dots(tmp_path: Path) -> None:
+    make(tmp_path / "web.v1.0", 3)
+    assert stores.open(tmp_path / "web.v1.0").lengths.tolist() == [3]
+
+
+def test_a_folder_in_natural_order(tmp_path: Path) -> None:
+    for number in (0, 1, 2, 9, 10, 11):
+        make(tmp_path / f"s{number}", number + 1)
+    (tmp_path / ".hidden.idx").touch()
+    (tmp_path / "README").touch()
+    (tmp_path / "sub.d").mkdir()
+    store = stores.open(tmp_path)
+    assert isinstance(store, ShardedStore)
+    assert store.path == str(tmp_path)
+    assert store.lengths.tolist() == [1, 2, 3, 10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], r"x: nothing is there; expected .*x\.bin and .*x\.idx"),
+        (["x.bin"], r"x\.idx: missing beside .*x\.bin"),
+        (["x.idx"], r"x\.bin: missing beside .*x\.idx"),
+        (["x"], r"x: the format is unknown"),
+        (["x/"], r"x: a folder without shards"),
+        (["x/a.bin"], r"a\.idx: missing beside .*a\.bin"),
+        (["x/a.idx"], r"a\.bin: missing beside .*a\.idx"),
+        (["x/a.idx", "x.idx"], r"x: both a folder of shards and the prefix of .*x\.idx; write .*x/ for the folder"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path: Path, files: list[str], message: str) -> None:
+    for name in files:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir() if name.endswith("/") else path.touch()
+    with pytest.raises(StoreError, match=message):
+        stores.open(tmp_path / "x")
+
+
+def test_a_cache_folder_of_the_same_name_is_not_meant(tmp_path: Path) -> None:
+    make(tmp_path / "x", 4)
+    (tmp_path / "x" / "cache").mkdir(parents=True)
+    assert stores.open(tmp_path / "x").lengths.tolist() == [4]
+    with pytest.raises(StoreError, match="a folder without shards"):
+        stores.open(f"{tmp_path}/x/")
+
+
+def test_an_unknown_reader(tmp_path: Path) -> None:
+    make(tmp_path / "x", 1)
+    with pytest.raises(ConfigError, match="'nmap' is unknown"):
+        stores.open(tmp_path / "x", reader="nmap")
+
+
+def test_shards_of_different_dtypes(tmp_path: Path) -> None:
+    make(tmp_path / "a", 1)
+    make(tmp_path / "b", 1, dtype="int32")
+    with pytest.raises(StoreError, match=r"a has tokens of uint16, .*b has tokens of int32"):
+        stores.open(tmp_path)
+
+
+class TestManifest:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        for name in ("b", "a", "sub/c"):
+            make(tmp_path / name, len(name), 0, 2)
+        vouch_for(tmp_path, [IndexedStore(tmp_path / name) for name in ("b", "sub/c", "a")])
+        make(tmp_path / "not-listed", 9)
+        return tmp_path
+
+    def test_lists_what_is_opened_in_its_order(self, folder: Path) -> None:
+        assert stores.open(folder).lengths.tolist() == [1, 0, 2, 5, 0, 2, 1, 0, 2]
+
+    def test_a_listed_file_is_missing(self, folder: Path) -> None:
+        (folder / "sub" / "c.bin").unlink()
+        with pytest.raises(StoreError, match=r"sub/c\.bin: missing, but .*headrace\.json lists it"):
+            stores.open(folder)
+
+    def test_a_listed_file_is_another(self, folder: Path) -> None:
+        make(folder / "a", 7)
+        with pytest.raises(StoreError, match=r"not the shard that the manifest lists: found 1 documents, 7 uint16"):
+            stores.open(folder)
+
+    def test_a_changed_manifest(self, folder: Path) -> None:
+        path = folder / "headrace.json"
+        path.write_bytes(path.read_bytes().replace(b"in.jsonl", b"on.jsonl"))
+        with pytest.raises(StoreError, match="it was changed"):
+            stores.open(folder)
+        # A shard on its own opens: the manifest is then not needed, and check reports it.
+        assert stores.open(folder / "a").num_tokens == 3
+        assert [Path(problem.path).name for problem in stores.open(folder / "a").check()] == ["headrace.json"]
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_vouches_for_contiguity(self, folder: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+        def refuse(_: object) -> None:
+            raise AssertionError("the pass over the .idx was to be skipped")
+
+        monkeypatch.setattr("headrace.stores.indexed.examine", refuse)
+        store = stores.open(folder if whole else folder / "b")
+        assert store.gather(np.array([1]), 2).tolist() == [[2, 3]]
+        with pytest.raises(AssertionError, match="skipped"):
+            stores.open(folder / "not-listed").num_tokens  # noqa: B018
+
+    def test_does_not_vouch_for_other_bytes(self, folder: Path) -> None:
+        write_raw(folder / "b", "uint16", [1, 2], [4, 0], [0, 1, 2], bytes([1, 0, 2, 0, 3, 0]))
+        assert stores.open(folder / "b").fetch(0, 3).tolist() == [3, 1, 2]
+
+    @pytest.mark.parametrize("pointers", [[2, 0], [2, 2]])
+    def test_may_say_that_a_shard_is_not_contiguous(self, tmp_path: Path, pointers: list[int]) -> None:
+        write_raw(tmp_path / "x", "uint16", [1, 1], pointers, [0, 1, 2], bytes([1, 0, 2, 0]))
+        wanted = [pointer // 2 + 1 for pointer in pointers]
+        vouch_for(tmp_path, [IndexedStore(tmp_path / "x")], contiguous=False)
+        for path in (tmp_path, tmp_path / "x"):
+            assert stores.open(path).fetch(0, 2).tolist() == wanted
+        # One that says otherwise is not believed where the ends of the arrays contradict.
+        vouch_for(tmp_path, [IndexedStore(tmp_path / "x")], contiguous=True)
+        with pytest.raises(StoreError, match="not the shard that the manifest lists"):
+            stores.open(tmp_path)
+        assert stores.open(tmp_path / "x").fetch(0, 2).tolist() == wanted
+
+
+_USE_MANY = """
+import sys
+from pathlib import Path
+import numpy as np
+import headrace.stores as stores
+
+def open_files():
+    return sum(1 for link in Path("/proc/self/fd").iterdir())
+
+before = open_files()
+most = 0
+opened = []
+for number in range(10_000):
+    opened.append(stores.open(f"{sys.argv[1]}/{number}", reader=sys.argv[2]))
+    if number % 100 == 0:
+        most = max(most, open_files() - before)
+for store in opened[::3] + opened[::-7]:
+    assert store.gather(np.array([1, 0]), 2).tolist() == [[2, 3], [1, 2]]
+    assert store.find_documents(np.array([2])).tolist() == [2]
+most = max(most, open_files() - before)
+print(most)
+"""
+
+
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+def test_ten_thousand_stores(tmp_path: Path, reader: str) -> None:
+    make(tmp_path / "one", 2, 0, 3)
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(10_000):
+        for suffix in (".bin", ".idx"):
+            os.link(tmp_path / f"one{suffix}", many / f"{number}{suffix}")
+    done = subprocess.run(
+        [sys.executable, "-c", _USE_MANY, str(many), reader], capture_output=True, check=False, text=True
+    )
+    assert done.stderr == ""
+    assert 200 < int(done.stdout) <= 257  # one more for the listing itself
+    shutil.rmtree(many)
