@@ -15,7 +15,9 @@ import argparse
 import json
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def limit(prefix: Path, window: int, batch: int) -> Iterator[Any]:
 def ours(reading: headrace.Reading) -> Batches:
     def batches(prefix: Path, window: int, batch: int) -> Iterator[Any]:
         dataset = headrace.WindowDataset(headrace.open(str(prefix)), window_tokens=window)
-        run = headrace.Run(dataset, global_batch_size=batch, epochs=1, drop_last=True)
+        run = headrace.Run(dataset, global_batch_size=batch)
         return iter(headrace.Loader(run, micro_batch_size=batch, ranks=headrace.Ranks(), reading=reading))
 
     return batches
@@ -117,16 +119,20 @@ ENGINES: dict[str, Batches] = {
 
 def measure(engine: str, prefix: Path, window: int, batch: int, seconds: float) -> dict[str, Any]:
     np.fromfile(f"{prefix}.bin", dtype=np.uint8)  # into the page cache
-    batches = ENGINES[engine](prefix, window, batch)
-    for _ in range(50):
-        next(batches)
-    count, begin, cpu = 0, time.perf_counter(), common.cpu_s()
-    for _ in batches:
-        count += batch
-        if count % (64 * batch) == 0 and time.perf_counter() - begin > seconds:
-            break
+    # One epoch after another; the first batches, and with them the start, are not measured.
+    batches = chain.from_iterable(ENGINES[engine](prefix, window, batch) for _ in count())
+    deque(islice(batches, 50), maxlen=0)
+    num_samples, begin, cpu = 0, time.perf_counter(), common.cpu_s()
+    while time.perf_counter() - begin < seconds:
+        deque(islice(batches, 256), maxlen=0)
+        num_samples += 256 * batch
     wall, cpu = time.perf_counter() - begin, common.cpu_s() - cpu
-    return {"engine": engine, "samples_per_cpu_s": count / cpu, "samples_per_s": count / wall, "samples": count}
+    return {
+        "engine": engine,
+        "samples_per_cpu_s": num_samples / cpu,
+        "samples_per_s": num_samples / wall,
+        "samples": num_samples,
+    }
 
 
 def main() -> None:

@@ -87,9 +87,8 @@ def main() -> None:
                 sparse_store(folder / f"shard-{shard:03d}", samples * window // shards + (shard == shards - 1))
             folders.append((str(folder), window))
         used = sum(file.stat().st_blocks for file in Path(root).rglob("*")) * 512
-        print(
-            f"files of {sum(f.stat().st_size for f in Path(root).rglob('*.bin')) / 1e12:,.1f} TB, {used / 1e6:,.0f} MB on disk"
-        )
+        size = sum(file.stat().st_size for file in Path(root).rglob("*.bin"))
+        print(f"files of {size / 1e12:,.1f} TB, {used / 1e6:,.0f} MB on disk")
         for num_sources in (1, 1000):
             for folder, window in folders:
                 found = [

@@ -15,6 +15,7 @@ SOURCE = Path(headrace.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
     "_version": set(),
+    "__main__": {"cli"},
     "io": {"errors"},
     "stores": {"io", "errors"},
     "plan": {"errors"},

@@ -34,7 +34,12 @@ def test_shapes_dtypes_and_positions(run: Run, reading: Reading) -> None:
         "position_ids": ((4, 8), torch.int64),
         "sample_positions": ((4,), torch.int64),
     }
-    assert all(value.is_contiguous() for value in first.values())
+    for name, value in first.items():
+        assert value.is_contiguous() == (name != "position_ids")
+    with pytest.raises(RuntimeError, match="single memory location"):
+        first["position_ids"] += 1
+    first["position_ids"][0] += 1
+    assert second["position_ids"][0].tolist() == list(range(8)), "what is done to a batch changes no other"
     assert first["sample_positions"].tolist() == [4, 5, 6, 7]
     assert second["sample_positions"].tolist() == [16, 17, 18, 19]
     assert (loader.step, loader.position) == (2, 24)

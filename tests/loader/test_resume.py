@@ -128,7 +128,8 @@ def expected(run: Run, corpus: list[corpora.Corpus], position: int) -> dict[str,
     found = run.lookup(np.array([position], dtype=np.int64))
     dataset = run.datasets[int(found.sources[0])]
     assert isinstance(dataset, WindowDataset)
-    begin = int(dataset.locate(found.indices, found.keys)[0])
+    keys = None if run.order.kind == "none" else found.keys
+    begin = int(dataset.locate(found.indices, keys)[0])
     mine = next(one for one in corpus if one.store is dataset.store)
     documents = mine.documents[begin : begin + WINDOW].tolist()
     restart = [

@@ -27,7 +27,8 @@ class Blend:
     - ``repeats`` are passes through each source, whole or fractional: 2.5 passes through 1,000 samples are exactly
       2,500. One pass through the blend is the sum of these.
 
-    Realised counts stay within 2 samples of the weights at every prefix, and are exact at the end of a blend that ends.
+    Each blend's realised counts stay within 2 samples of its shares at every prefix, and are exact at the end of a
+    blend that ends.
     The same dataset under two names is gone through in two different orders.
 
     Raises:
@@ -145,7 +146,7 @@ def _check_fields(blend: Blend) -> None:
     """Samples of all sources go into the same batch arrays, so their fields must be the same."""
     datasets = list(blend.datasets())
     for dataset in datasets[1:]:
-        if dataset.fields != datasets[0].fields:
+        if dataset.fields != datasets[0].fields or _show(dataset) != _show(datasets[0]):
             raise ConfigError(
                 "the sources of a blend must have the same fields to be stacked into a batch: "
                 f"{_show(datasets[0])} and {_show(dataset)}"
@@ -153,4 +154,5 @@ def _check_fields(blend: Blend) -> None:
 
 
 def _show(dataset: Dataset) -> str:
-    return ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in dataset.fields.items())
+    constants = {name: (value.shape, value.dtype) for name, value in dataset.constants.items()}
+    return ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in {**dataset.fields, **constants}.items())

@@ -29,7 +29,12 @@ class Dataset(ABC):
     @property
     @abstractmethod
     def fields(self) -> Fields:
-        """Name -> (shape, dtype) of what each sample holds."""
+        """Name -> (shape, dtype) of what is read for each sample."""
+
+    @property
+    def constants(self) -> Sample:
+        """Name -> array of what every sample holds alike, and is not read: a batch shows one row of it many times."""
+        return {}
 
     @property
     @abstractmethod
@@ -68,16 +73,16 @@ class Dataset(ABC):
         """One line on what the samples are made of, for the tree that ``Run.describe`` prints."""
 
     def read(self, addresses: IntArray) -> Sample:
-        """A fresh batch: each field as one (len(addresses), ...) array."""
+        """A fresh batch: each field as one (len(addresses), ...) array, constants as read-only views of one row."""
         out = empty(self.fields, len(addresses))
         self.read_into(addresses, out, slice(None))
-        return out
+        return {**out, **repeated(self.constants, len(addresses))}
 
     def __getitem__(self, index: int) -> Sample:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a dataset of {len(self)}")
         batch = self.read(self.locate(np.array([index % len(self)], dtype=np.int64)))
-        return {name: values[0] for name, values in batch.items()}
+        return {name: values[0].copy() for name, values in batch.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """The samples at ``indices``, read as one batch: what ``torch.utils.data`` calls where it exists."""
@@ -89,6 +94,11 @@ class Dataset(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self):,} samples, {self.describe()}>"
+
+
+def repeated(constants: Sample, num_samples: int) -> Sample:
+    """Read-only (num_samples, ...) views of one row each."""
+    return {name: np.broadcast_to(value, (num_samples, *value.shape)) for name, value in constants.items()}
 
 
 def empty(fields: Fields, num_samples: int) -> Sample:

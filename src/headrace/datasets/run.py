@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from headrace.datasets.blend import Blend
-from headrace.datasets.dataset import Dataset, Fields, Sample, empty
+from headrace.datasets.dataset import Dataset, Fields, Sample, empty, repeated
 from headrace.datasets.outline import outline
 from headrace.errors import ConfigError
 from headrace.plan import ORDER_FORMAT, BatchSchedule, Branch, IntArray, Leaf, Lookup, Node, Order, Plan, Recipe
@@ -95,8 +95,13 @@ class Run:
 
     @property
     def fields(self) -> Fields:
-        """Name -> (shape, dtype) of what each sample holds."""
+        """Name -> (shape, dtype) of what is read for each sample."""
         return self.datasets[0].fields
+
+    @property
+    def constants(self) -> Sample:
+        """Name -> array of what every sample holds alike."""
+        return self.datasets[0].constants
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -119,15 +124,18 @@ class Run:
     def locate(self, positions: IntArray) -> Located:
         """Plan samples in bulk, for ``read`` to read some at a time."""
         found = self.plan.lookup(positions)
+        # In the order of the store every epoch is the same: nothing of a sample is drawn by the epoch's key.
+        keys = None if self.order.kind == "none" else found.keys
         if len(self.datasets) == 1:
-            return Located(positions, found.sources, self.datasets[0].locate(found.indices, found.keys))
+            return Located(positions, found.sources, self.datasets[0].locate(found.indices, keys))
         addresses = np.empty_like(positions)
         for source, rows in _by_source(found.sources):
-            addresses[rows] = self.datasets[source].locate(found.indices[rows], found.keys[rows])
+            mine = None if keys is None else keys[rows]
+            addresses[rows] = self.datasets[source].locate(found.indices[rows], mine)
         return Located(positions, found.sources, addresses)
 
     def read(self, located: Located, out: Sample | None = None) -> Sample:
-        """A batch of planned samples: each field as one (n, ...) array, fresh or those of ``out``."""
+        """A batch of planned samples: each of ``fields`` as one (n, ...) array, fresh or those of ``out``."""
         if out is None:
             out = empty(self.fields, len(located.positions))
         if len(self.datasets) == 1:
@@ -140,7 +148,8 @@ class Run:
     def step(self, step: int) -> Sample:
         """The global batch of a step, what the model sees there: NumPy arrays, and their ``sample_positions``."""
         positions = self.positions(step)
-        return {**self.read(self.locate(positions)), "sample_positions": positions}
+        constants = repeated(self.constants, len(positions))
+        return {**self.read(self.locate(positions)), **constants, "sample_positions": positions}
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -153,7 +162,7 @@ class Run:
             format=dict(ORDER_FORMAT),
             dataset={leaf.path: dataset.recipe for leaf, dataset in datasets},
             blend=_blend_recipe(self.plan.root),
-            order=msgspec.to_builtins(self.order),
+            order=_order_recipe(self.order),
             batch={"pieces": [list(piece) for piece in self.schedule.pieces]},
         )
 
@@ -164,6 +173,13 @@ class Run:
     def __repr__(self) -> str:
         length = "endless" if self.length is None else f"{self.length:,} samples in {self.num_steps:,} steps"
         return f"<Run: {len(self.datasets)} sources, {length}>"
+
+
+def _order_recipe(order: Order) -> dict[str, Any]:
+    """What of an order decides anything: sizes of blocks only where there are blocks, the seed where there is luck."""
+    every = msgspec.to_builtins(order)
+    matter = {"full": ("kind", "seed"), "blocks": tuple(every), "none": ("kind",)}[order.kind]
+    return {name: every[name] for name in matter}
 
 
 def _by_source(sources: IntArray) -> list[tuple[int, IntArray]]:

@@ -77,8 +77,13 @@ class WindowDataset(Dataset):
     @cached_property
     def fields(self) -> Fields:
         """Name -> (shape, dtype)."""
-        names = ["input_ids", "labels", "position_ids"] + ["document_ids"] * self._document_ids
+        names = ["input_ids", "labels"] + ["document_ids"] * self._document_ids + ["position_ids"] * self._restart
         return dict.fromkeys(names, ((self.window_tokens,), _INT64))
+
+    @property
+    def constants(self) -> Sample:
+        """The ``position_ids``, unless they restart at documents."""
+        return {} if self._restart else {"position_ids": self._positions}
 
     @property
     def num_tokens_per_sample(self) -> float:
@@ -118,10 +123,10 @@ class WindowDataset(Dataset):
         out["input_ids"][rows] = tokens[:, :-1]
         out["labels"][rows] = tokens[:, 1:]
         if not (self._restart or self._document_ids):
-            out["position_ids"][rows] = self._positions
             return
         documents, starts = self._documents(addresses)
-        out["position_ids"][rows] = self._positions - starts if self._restart else self._positions
+        if self._restart:
+            out["position_ids"][rows] = self._positions - starts
         if self._document_ids:
             out["document_ids"][rows] = documents
 

@@ -21,9 +21,11 @@ class Loader:
 
     Each batch is a dict of tensors, the fields of the run's samples stacked, for windows ``input_ids``, ``labels`` and
     ``position_ids``, each (micro_batch_size, window_tokens) int64, and ``sample_positions``, (micro_batch_size,) int64:
-    the position of each sample in the run. Every rank has the same number of micro-batches in a step. Where ranks and
-    micro-batches do not divide a step, the last one is smaller, possibly empty on some ranks; ``uneven="refuse"``
-    makes that an error instead.
+    the position of each sample in the run. They may be changed in place, but for ``position_ids`` that do not restart:
+    those are one row expanded, as Megatron and Transformers give them.
+
+    Every rank has the same number of micro-batches in a step. Where ranks and micro-batches do not divide a step, the
+    last one is smaller, possibly empty on some ranks; ``uneven="refuse"`` makes that an error instead.
 
     A loader goes on where its last iterator stopped delivering, whatever was read ahead: ``state_dict()`` after batch
     k resumes at k + 1. State may be loaded with other ranks, micro-batches and readers than it was saved with.
@@ -92,10 +94,11 @@ class Loader:
         return self._batches(self._iteration)
 
     def _batches(self, iteration: int) -> Iterator[Batch]:
-        agree(self.run.recipe.digest(), self._position, self._share)
+        if self.ranks.agree:
+            agree(self.run.recipe.digest(), self._position, self._share)
         work = spans(self.run, self._share, self._position)
         for span, rows in filled(self.run, work, self.reading):
-            for batch, after in zip(divide(rows, span), span.afters, strict=True):
+            for batch, after in zip(divide(rows, span, self.run.constants), span.afters, strict=True):
                 if iteration != self._iteration:
                     raise StateError("this iterator is outdated: the loader was iterated anew or loaded another state")
                 self._position = after

@@ -23,10 +23,13 @@ class Ranks(msgspec.Struct, frozen=True):
     """The *data-parallel* rank of this process, of how many.
 
     Processes of one tensor-, pipeline- or context-parallel group share a data-parallel rank, and get the same bytes.
+    Each time a loader is iterated, all processes of the job compare what they run, which is a collective call;
+    ``agree=False`` leaves it out, for a loader that only some of the processes iterate.
     """
 
     rank: int = 0
     world_size: int = 1
+    agree: bool = True
 
     def __post_init__(self) -> None:
         """Raise ConfigError unless 0 <= rank < world_size."""

@@ -23,7 +23,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Where samples are read, and how far ahead.
 
     Token data is best read in threads of this process: handing tensors between processes costs many times the reading.
-    ``num_threads=0, num_workers=0`` reads when a batch is asked for. ``prefetch`` is the number of spans (about 1 MiB
+    ``num_threads=0, num_workers=0`` reads when a batch is asked for. ``prefetch`` is the number of spans (about 4 MiB
     each) kept ready, a thread or worker. ``pin_memory`` None pins when CUDA is there. ``start_method`` is how worker
     processes start (``"fork"``, ``"spawn"``, ``"forkserver"``; None: Python's default).
     """

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import repeat
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.datasets import Located, Run, Sample
 from headrace.plan import Share, micro_batches
@@ -15,7 +17,7 @@ from headrace.plan import Share, micro_batches
 PLAN_POSITIONS = 8192
 """Positions planned at a time."""
 
-SPAN_BYTES = 2 << 20
+SPAN_BYTES = 4 << 20
 """A span holds about this much: enough to spread the cost of a hand-over, little enough to stay in the cache."""
 
 SPAN_ROWS = 512
@@ -68,11 +70,21 @@ def read(run: Run, span: Span, out: Sample | None = None) -> Batch:
     return {name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()}
 
 
-def divide(batch: Batch, span: Span) -> list[Batch]:
-    """The micro-batches of a span, each a view of its own rows."""
+def divide(batch: Batch, span: Span, constants: Sample) -> list[Batch]:
+    """The micro-batches of a span: each a view of its own rows, and of one row of its own of each constant."""
     whole = {**batch, "sample_positions": torch.from_numpy(span.located.positions)}
-    if len(span.sizes) == 1:
-        return [whole]
-    columns = [values.split_with_sizes(span.sizes) for values in whole.values()]
+    columns = {name: values.split_with_sizes(span.sizes) for name, values in whole.items()}
+    for name, value in constants.items():
+        columns[name] = _expanded(value, span.sizes)
     # A dict for each row of the columns, built without a step of the interpreter: this is the cost of short batches.
-    return list(map(dict, map(zip, repeat(tuple(whole)), zip(*columns, strict=True))))
+    return list(map(dict, map(zip, repeat(tuple(columns)), zip(*columns.values(), strict=True))))
+
+
+def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]:
+    """For each size a (size, ...) view of a fresh copy of ``value``."""
+    copies = np.empty((len(sizes), *value.shape), dtype=value.dtype)
+    copies[:] = value
+    rows = torch.from_numpy(copies)
+    if sizes.count(sizes[0]) == len(sizes):
+        return rows.unsqueeze(1).expand(len(sizes), sizes[0], *value.shape).unbind(0)
+    return tuple(row.expand(size, *value.shape) for row, size in zip(rows, sizes, strict=True))

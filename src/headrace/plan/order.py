@@ -19,7 +19,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ``full``    each epoch is a permutation of all samples, another one every epoch;
         ``blocks``  blocks of ``block_samples`` neighbours are permuted, then the samples within every window of
                     ``window_blocks`` blocks: reads stay near each other, for disks and stores that want it;
-        ``none``    sample 0, 1, 2, ... in every epoch.
+        ``none``    sample 0, 1, 2, ... in every epoch, and every epoch the same: no phases either.
     """
 
     kind: Literal["full", "blocks", "none"] = "full"

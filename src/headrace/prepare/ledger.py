@@ -82,8 +82,14 @@ class RunLedger:
         self._equal("documents read, and documents in the store", self.documents, shard.num_documents)
         self._equal("tokens made, and tokens in the store", self.tokens, shard.num_tokens)
         return Ledger(
-            documents=DocumentLedger(read=self.documents, kept=shard.num_documents),
-            tokens=TokenLedger(kept=shard.num_tokens),
+            documents=DocumentLedger(
+                read=self.documents,
+                kept=shard.num_documents,
+                empty=self.empty_documents,
+                blank_lines=self.blank_lines,
+                text_bytes=self.text_bytes,
+            ),
+            tokens=TokenLedger(kept=shard.num_tokens, eod=self.eod_tokens),
         )
 
     @staticmethod

@@ -79,17 +79,30 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Documents: ``read == kept + sum(dropped.values())``."""
+    """Documents: ``read == kept + sum(dropped.values())``.
+
+    Attributes:
+        read: documents found in the inputs.
+        kept: those in the outputs.
+        dropped: those left out, by reason.
+        empty: those of the kept that have no tokens.
+        blank_lines: lines of the inputs that hold nothing, and so no document.
+        text_bytes: bytes of UTF-8 text in the documents read.
+    """
 
     read: int
     kept: int
     dropped: dict[str, int] = {}
+    empty: int = 0
+    blank_lines: int = 0
+    text_bytes: int = 0
 
 
 class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokens that are in the outputs, and those that were cut from kept documents, by reason."""
+    """Tokens in the outputs, ``eod`` of them end-of-document tokens that were added; and those cut, by reason."""
 
     kept: int
+    eod: int = 0
     truncated: dict[str, int] = {}
 
 
@@ -118,9 +131,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         dropped = sum(documents.dropped.values())
         if documents.read != documents.kept + dropped:
             yield f"no balance: {documents.read} documents read, but {documents.kept} kept and {dropped} dropped"
-        counts = [documents.read, documents.kept, tokens.kept, *documents.dropped.values(), *tokens.truncated.values()]
+        counts = [*_numbers(documents), *_numbers(tokens), *documents.dropped.values(), *tokens.truncated.values()]
         if min(counts) < 0:
             yield "the ledger has a negative count"
+        if documents.empty > documents.kept or tokens.eod > tokens.kept:
+            yield "the ledger counts more empty documents or added tokens than it kept documents or tokens"
         shards_documents = sum(shard.documents for shard in self.outputs)
         if shards_documents != documents.kept:
             yield f"the shards have {shards_documents} documents, the ledger kept {documents.kept}"
@@ -179,6 +194,10 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     for fault in manifest.faults():
         raise StoreError(f"{path}: {fault}")
     return manifest
+
+
+def _numbers(ledger: msgspec.Struct) -> list[int]:
+    return [value for value in msgspec.structs.astuple(ledger) if isinstance(value, int)]
 
 
 def _with_hash(manifest: Manifest) -> Manifest:

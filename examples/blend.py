@@ -1,0 +1,31 @@
+"""Two stores mixed: by weights in tokens, nested, and by repeats."""
+
+from __future__ import annotations
+
+import corpus
+import numpy as np
+
+import headrace
+
+folder = corpus.make()
+small = headrace.WindowDataset(headrace.open(folder / "small"), window_tokens=64)
+large = headrace.WindowDataset(headrace.open(folder / "large"), window_tokens=64)
+
+# Shares of the tokens; endless: a source that is through starts its next epoch, in another order.
+code = headrace.Blend({"small": small, "large": large}, weights={"small": 1, "large": 3}, unit="tokens")
+# A blend is a source of another blend. The name is part of a source's place: "code/small".
+mix = headrace.Blend({"code": code, "again": small}, weights={"code": 0.9, "again": 0.1})
+run = headrace.Run(mix, global_batch_size=32, samples=3200)
+print(run.describe())
+
+# Where each sample comes from is arithmetic: nothing is read here.
+found = run.lookup(np.arange(1600))
+for number, path in enumerate(run.paths):
+    print(f"{path}: {np.count_nonzero(found.sources == number)} of the first 1,600 samples")
+
+# Repeats: exactly two and a half passes through one source and one through the other, then the end.
+exact = headrace.Blend({"small": small, "large": large}, repeats={"small": 2.5, "large": 1})
+run = headrace.Run(exact, global_batch_size=32)
+print(f"\n{run.describe()}")
+counts = np.bincount(run.lookup(np.arange(run.length)).sources).tolist()
+print(f"counts over the whole run: {counts}, the datasets hold {[len(small), len(large)]}")

@@ -1,0 +1,52 @@
+"""A tiny corpus for the other examples: some files of Python's standard library, tokenised and prepared.
+
+    headrace prepare FOLDER/text/small --output FOLDER/small --tokenizer FOLDER/tokenizer.json --append-eod
+
+is what `make` does, from Python.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from headrace.prepare import TextOptions, prepare_text
+
+SOURCES = {"small": "[a-b]*.py", "large": "[c-f]*.py"}
+
+
+def make(folder: Path | None = None) -> Path:
+    """A folder with the stores ``small`` and ``large`` and their ``tokenizer.json``; a new one unless given."""
+    folder = folder or Path(tempfile.mkdtemp(prefix="headrace-example-"))
+    library = Path(sysconfig.get_path("stdlib"))
+    for name, pattern in SOURCES.items():
+        texts = [path.read_text(encoding="utf-8") for path in sorted(library.glob(pattern))[:16]]
+        place = folder / "text" / name / "part-0.jsonl"
+        place.parent.mkdir(parents=True)
+        place.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        if name == "small":
+            train_tokenizer(texts).save(str(folder / "tokenizer.json"))
+        options = TextOptions(append_eod=True, workers=1)
+        prepare_text([place.parent], folder / name, tokenizer=folder / "tokenizer.json", options=options)
+    return folder
+
+
+def train_tokenizer(texts: list[str]) -> Tokenizer:
+    """A byte-level BPE tokeniser of 1,000 ids."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+if __name__ == "__main__":
+    print(make())

@@ -1,0 +1,159 @@
+"""Headrace from text to batches, killed and resumed on another number of ranks, with proof: ``make demo``.
+
+    gather      Python's own standard library as documents, and a small tokeniser trained on it
+    prepare     headrace prepare, info, check
+    launch      train on 2 ranks, kill them all, resume on 3       (train, model, settings)
+    proof       the samples of every step equal those of an uninterrupted run
+
+Nothing is downloaded, no server is needed. The folder ``demo`` is made anew every time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from statistics import mean
+
+import torch
+from gather import gather, train_tokenizer
+from launch import DemoError, Job
+from proof import Log, differences, uninterrupted
+from settings import WEIGHTS, Settings, make_run
+from tokenizers import Tokenizer
+from train import CHECKPOINT
+
+FOLDER = Path("demo")
+MARK = "made-by-headrace-demo"
+KILL_AFTER_STEP = 60
+KILLED_RANKS, RESUMED_RANKS = 2, 3
+
+
+def main() -> None:
+    started = time.monotonic()
+    settings = Settings()
+    clean(FOLDER)
+    settings.save(FOLDER)
+    prepare(settings)
+    resumed_at = train()
+    prove(settings, resumed_at)
+    print(f"\nAll of it holds. {time.monotonic() - started:.0f} s; the files are in {FOLDER}/")
+
+
+def clean(folder: Path) -> None:
+    """An empty folder, which the next run knows to be one of ours."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
+        raise DemoError(f"the folder {folder.absolute()} is not of an earlier demo: move it away")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / MARK).touch()
+
+
+def prepare(settings: Settings) -> None:
+    title("Text to tokens")
+    tokenizer = str(FOLDER / "tokenizer.json")
+    with Timer() as timer:
+        written = gather(FOLDER / "text", max_bytes=12_000_000)
+        files = [file for name in written for file in written[name]]
+        num_bytes = sum(file.stat().st_size for file in files)
+        num_documents = sum(file.read_bytes().count(b"\n") for file in files)
+    timer.say(f"gathered {num_documents:,} documents, {num_bytes / 1e6:.1f} MB, from Python's standard library")
+    with Timer() as timer:
+        train_tokenizer(files, Path(tokenizer), vocab_size=settings.vocab_size, sample_bytes=1_500_000)
+    timer.say(f"trained a byte-level BPE tokeniser of {settings.vocab_size:,} ids")
+    for name in WEIGHTS:
+        inputs, output = str(FOLDER / "text" / name), str(FOLDER / name)
+        with Timer() as timer:
+            headrace_command("prepare", inputs, "--output", output, "--tokenizer", tokenizer, "--append-eod")
+            says = headrace_command("info", output)
+            headrace_command("check", output)
+        tokens = next(line.split()[1] for line in says.splitlines() if line.split()[:1] == ["tokens"])
+        timer.say(f"headrace prepare, info, check: {output} has {tokens} tokens and is whole")
+
+
+def train() -> int:
+    """Two lives of one job; the step at which the second began."""
+    title("Trained, killed and resumed")
+    with Timer() as timer, Job(FOLDER, "killed", KILLED_RANKS) as job:
+        job.kill_after(KILL_AFTER_STEP)
+    resumed_at: int = torch.load(FOLDER / CHECKPOINT, weights_only=True)["loader"]["step"]
+    last = max(Log.read(FOLDER, "killed").samples)
+    timer.say(f"{KILLED_RANKS} ranks: SIGKILL to all in step {last}; the last checkpoint is of step {resumed_at}")
+    with Timer() as timer, Job(FOLDER, "resumed", RESUMED_RANKS) as job:
+        job.wait()
+    timer.say(f"{RESUMED_RANKS} ranks: went on from step {resumed_at}, to the end")
+    return resumed_at
+
+
+def prove(settings: Settings, resumed_at: int) -> None:
+    """Raise DemoError unless both lives together are the uninterrupted run, and the model learnt something."""
+    title("Compared with an uninterrupted run on 1 rank")
+    run = make_run(FOLDER, settings)
+    first, second = Log.read(FOLDER, "killed"), Log.read(FOLDER, "resumed")
+    with Timer() as timer:
+        expected = uninterrupted(run)
+        if found := differences(expected, first, second, resumed_at):
+            raise DemoError("the samples differ from those of the uninterrupted run:\n  " + "\n  ".join(found[:20]))
+    timer.say(f"all {len(expected)} steps have the same {run.length:,} samples, byte for byte, none lost, none twice")
+
+    again = sorted(first.losses.keys() & second.losses.keys())
+    if again:
+        apart = max(abs(first.losses[step] - second.losses[step]) for step in again)
+        say(f"steps {again[0]} to {again[-1]} ran before and after the kill: their losses are {apart:.0e} apart")
+    losses = [loss for _, loss in sorted((first.losses | second.losses).items())]
+    before, after = mean(losses[:5]), mean(losses[-5:])
+    if len(losses) != settings.steps or not after < before - 0.5:
+        raise DemoError(
+            f"the model has not learnt: {len(losses)} steps, loss {before:.2f} at first, {after:.2f} at last"
+        )
+    say(f"the loss went from {before:.2f} to {after:.2f} (means of 5 steps)")
+
+    step = settings.steps // 2
+    sources = run.lookup(run.positions(step)).sources.tolist()
+    fed = ", ".join(f"{sources.count(number)} of {path}" for number, path in enumerate(run.paths))
+    text = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).decode(run.step(step)["input_ids"][0].tolist())
+    say(f"step {step} was fed {fed}; its first sample holds {' '.join(text.split())[:48]!r}")
+
+
+def headrace_command(*arguments: str) -> str:
+    """What the command printed."""
+    command = Path(sysconfig.get_path("scripts")) / "headrace"
+    done = subprocess.run([str(command), *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DemoError(f"headrace {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class Timer:
+    """Seconds of a block, for the line that reports it."""
+
+    def __enter__(self) -> Timer:
+        self._begin = time.monotonic()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.elapsed_s = time.monotonic() - self._begin
+
+    def say(self, text: str) -> None:
+        """A line of the report that begins with the seconds."""
+        say(text, f"{self.elapsed_s:5.1f} s")
+
+
+def title(text: str) -> None:
+    print(f"\n{text}")
+
+
+def say(text: str, when: str = "") -> None:
+    print(f"{when:>8}  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except DemoError as error:
+        sys.exit(f"\nFAILED: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted")

@@ -1,0 +1,73 @@
+"""The installed Python's own standard library as JSON Lines, and a tokeniser trained on a part of it."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+EOD = "<|endoftext|>"
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "_vendor"}
+FILES_EACH = 3
+
+
+def gather(folder: Path, *, max_bytes: int) -> dict[str, list[Path]]:
+    """Write ``folder/modules/*.jsonl`` (files at the top) and ``folder/packages/*.jsonl`` (all others); their paths.
+
+    Each source takes at most half of ``max_bytes``, in the order of the names, so the result is the same every time.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    written = {}
+    for name, paths in (("modules", library.glob("*.py")), ("packages", library.glob("*/**/*.py"))):
+        documents = list(_read(library, paths, max_bytes // 2))
+        (folder / name).mkdir(parents=True)
+        written[name] = [folder / name / f"part-{number}.jsonl" for number in range(FILES_EACH)]
+        for number, path in enumerate(written[name]):
+            lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in documents[number::FILES_EACH]]
+            path.write_text("".join(lines), encoding="utf-8")
+    return written
+
+
+def _read(library: Path, paths: Iterator[Path], max_bytes: int) -> Iterator[dict[str, str]]:
+    left = max_bytes
+    for path in sorted(paths):
+        place = path.relative_to(library)
+        if SKIPPED & set(place.parts):
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        left -= len(text.encode())
+        if left < 0:
+            return
+        yield {"path": place.as_posix(), "text": text}
+
+
+def train_tokenizer(files: list[Path], output: Path, *, vocab_size: int, sample_bytes: int) -> None:
+    """A byte-level BPE tokeniser from the beginning of each file, ``sample_bytes`` in all."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_sample(files, sample_bytes // len(files)), trainer)
+    tokenizer.save(str(output))
+
+
+def _sample(files: list[Path], bytes_each: int) -> Iterator[str]:
+    for path in files:
+        left = bytes_each
+        for line in path.read_text(encoding="utf-8").splitlines():
+            text: str = json.loads(line)["text"]
+            yield text[:left]
+            left -= len(text)
+            if left <= 0:
+                break

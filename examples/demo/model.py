@@ -1,0 +1,63 @@
+"""A language model small enough for two slow cores: a transformer of two layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Layer(nn.Module):
+    """Causal attention and a feed-forward part, each behind a norm and beside a shortcut."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.to_qkv, self.to_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.forward_part = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, window, width) -> the same."""
+        batch, window, width = x.shape
+        qkv = self.to_qkv(self.norm_1(x)).view(batch, window, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.to_out(attended.transpose(1, 2).reshape(batch, window, width))
+        return x + self.forward_part(self.norm_2(x))
+
+
+class TinyModel(nn.Module):
+    """Token ids and their positions in, the summed loss over all labels out."""
+
+    def __init__(self, vocab_size: int, window_tokens: int, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(window_tokens, width)
+        self.layers = nn.Sequential(*(Layer(width, heads=4) for _ in range(2)))
+        self.norm = nn.LayerNorm(width)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, labels: Tensor) -> Tensor:
+        """All three (batch, window) int64; the loss is a scalar."""
+        x = self.norm(self.layers(self.tokens(input_ids) + self.positions(position_ids)))
+        logits = functional.linear(x, self.tokens.weight)
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def flat_gradients(model: nn.Module) -> Tensor:
+    """All gradients one after another."""
+    return torch.cat([_gradient(parameter).flatten() for parameter in model.parameters()])
+
+
+def set_flat_gradients(model: nn.Module, flat: Tensor) -> None:
+    """The reverse."""
+    parameters = list(model.parameters())
+    for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    # A rank without samples in a step takes part with zeros.
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -1,0 +1,48 @@
+"""What the demo trains on, and how long: read by the training processes and by the proof alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import headrace
+
+WEIGHTS = {"modules": 2.0, "packages": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The numbers of a demo run."""
+
+    vocab_size: int = 4096
+    window_tokens: int = 128
+    global_batch_size: int = 12
+    micro_batch_size: int = 2
+    steps: int = 100
+    checkpoint_every_steps: int = 8
+    width: int = 64
+
+    def save(self, folder: Path) -> None:
+        """Write ``settings.json``."""
+        (folder / "settings.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Settings:
+        """Read it."""
+        return cls(**json.loads((folder / "settings.json").read_text()))
+
+
+def make_run(folder: Path, settings: Settings) -> headrace.Run:
+    """Two stores blended 2 to 1 by tokens, shuffled; nothing here knows of ranks."""
+    sources = {
+        name: headrace.WindowDataset(headrace.open(folder / name), window_tokens=settings.window_tokens)
+        for name in WEIGHTS
+    }
+    blend = headrace.Blend(sources, weights=WEIGHTS, unit="tokens")
+    return headrace.Run(
+        blend,
+        global_batch_size=settings.global_batch_size,
+        order=headrace.Order(seed=7),
+        samples=settings.steps * settings.global_batch_size,
+    )

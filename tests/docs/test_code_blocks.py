@@ -1,0 +1,177 @@
+"""What README and docs show is true: their Python and `headrace` commands run, and print what is written there.
+
+The blocks of a file run in order, in one namespace and in a folder of its own, which holds
+
+    data/part-0.jsonl, data/part-1.jsonl     text
+    data/web.bin, data/web.idx               the same, as a bare pair
+    tokenizer.json                           one id a word
+    stores/web, stores/code                  prepared
+
+In ``python`` blocks the lines that begin with ``#>`` are what the block
+prints, wherever it is wrapped. In ``sh`` blocks the lines that begin
+with ``headrace`` run. Blocks marked ``no-run`` need what a test has not got, such as eight processes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from headrace.prepare import TextOptions, prepare_text
+
+ROOT = Path(__file__).parents[2]
+HEADRACE = str(Path(sysconfig.get_path("scripts")) / "headrace")
+WORDS = ["<|endoftext|>", "[UNK]", *(f"word{number}" for number in range(998))]
+FILES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
+SEPARATE = {"docs/prepare.md"}
+"""Files whose blocks show ways to do the same thing: each has a folder of its own."""
+
+FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+class Block(NamedTuple):
+    """One fenced block of a file."""
+
+    file: str
+    line: int
+    kind: str
+    code: str
+
+
+def blocks(file: str) -> list[Block]:
+    """The blocks to run."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    found = [
+        Block(file, text.count("\n", 0, match.start()) + 2, match[1].strip(), match[2])
+        for match in FENCE.finditer(text)
+    ]
+    return [block for block in found if block.kind in ("python", "sh")]
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder as a reader has it before the first block."""
+    folder = tmp_path_factory.mktemp("docs") / "template"
+    draw = np.random.default_rng(0)
+    words = np.array(WORDS[2:])
+    for name, num_documents in (("data", 400), ("more", 160)):
+        (folder / name).mkdir(parents=True)
+        texts = [" ".join(words[draw.integers(0, len(words), draw.integers(1, 500))]) for _ in range(num_documents)]
+        for part in range(2):
+            lines = [json.dumps({"text": text}) + "\n" for text in texts[part::2]]
+            (folder / name / f"part-{part}.jsonl").write_text("".join(lines))
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, output in (("data", "web"), ("more", "code")):
+        options = TextOptions(append_eod=True, workers=1)
+        prepare_text([folder / name], folder / "stores" / output, tokenizer=folder / "tokenizer.json", options=options)
+    for suffix in (".bin", ".idx"):
+        shutil.copy(folder / "stores" / "web" / f"text_document{suffix}", folder / "data" / f"web{suffix}")
+    shutil.rmtree(folder / "more")
+    return folder
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if blocks(file)])
+def test_blocks(
+    file: str,
+    template: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for number, block in enumerate(blocks(file)):
+        folder = tmp_path / (str(number) if file in SEPARATE else "one")
+        if not folder.exists():
+            shutil.copytree(template, folder)
+        monkeypatch.chdir(folder)
+        if block.kind == "sh":
+            run_commands(block)
+            continue
+        capsys.readouterr()
+        # Newlines in front, so that a traceback names the line of the file.
+        exec(compile("\n" * (block.line - 1) + block.code, str(ROOT / file), "exec", dont_inherit=True), namespace)
+        claimed = " ".join(line[2:] for line in block.code.splitlines() if line.startswith("#>")).split()
+        if claimed:
+            assert capsys.readouterr().out.split() == claimed, f"{file}, line {block.line}"
+
+
+def run_commands(block: Block) -> None:
+    """Each ``headrace`` line of a block; it must succeed."""
+    for line in block.code.replace("\\\n", " ").splitlines():
+        if not line.startswith("headrace "):
+            continue
+        command = line.split("#")[0].split()
+        done = subprocess.run([HEADRACE, *command[1:]], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{block.file}, line {block.line}: {line}\n{done.stdout}{done.stderr}"
+
+
+def test_blocks_are_found_and_run() -> None:
+    kinds = [block.kind for file in FILES for block in blocks(file)]
+    assert kinds.count("python") > 20
+    assert kinds.count("sh") >= 3
+    skipped = [
+        match[1] for file in FILES for match in FENCE.finditer((ROOT / file).read_text()) if "no-run" in match[1]
+    ]
+    assert len(skipped) <= 5, "most of what is shown must run"
+
+
+def test_a_wrong_claim_is_noticed(
+    template: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    for code, error in (("print(1)\n#> 2\n", AssertionError), ("1 / 0\n", ZeroDivisionError)):
+        (tmp_path / "wrong.md").write_text(f"text\n\n```python\n{code}```\n")
+        with pytest.raises(error):
+            test_blocks("wrong.md", template, tmp_path, monkeypatch, capsys)
+    with pytest.raises(AssertionError, match="nowhere"):
+        run_commands(Block("wrong.md", 1, "sh", "headrace info nowhere\n"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_links_lead_somewhere(file: str) -> None:
+    for target in LINK.findall((ROOT / file).read_text(encoding="utf-8")):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (ROOT / file).parent.joinpath(target).exists(), f"{file}: {target}"
+
+
+def test_every_page_is_on_the_map() -> None:
+    listed = set(LINK.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("**/*.md")}
+    assert pages - {"index.md"} <= listed
+
+
+def test_the_file_tree_of_the_readme_is_true() -> None:
+    """Every path in the tree exists, and no room, page or folder is left out."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = next(match[2] for match in FENCE.finditer(text) if match[1] == "tree")
+    listed: set[Path] = set()
+    stack: list[tuple[int, Path]] = [(-1, ROOT)]
+    for line in filter(str.strip, tree.splitlines()):
+        indent = len(line) - len(line.lstrip())
+        while stack[-1][0] >= indent:
+            stack.pop()
+        path = stack[-1][1] / line.split()[0]
+        assert path.exists(), f"README.md: {path.relative_to(ROOT)} does not exist"
+        stack.append((indent, path))
+        listed.add(path)
+    wanted = [path for path in (ROOT / "src" / "headrace").iterdir() if path.is_dir() or path.name == "errors.py"]
+    wanted += [ROOT / name for name in ("benchmarks", "docs", "examples", "src/headrace", "tests")]
+    missing = {str(path.relative_to(ROOT)) for path in wanted if "__pycache__" not in path.name and path not in listed}
+    assert not missing
