@@ -128,6 +128,19 @@ def test_the_manifest(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert list(store.check(vocab_size=kit.vocab_size)) == []
 
 
+def test_the_ledger_counts_what_holds_nothing(kit: Any, tmp_path: Path) -> None:
+    """Empty texts are documents, blank lines are not; added tokens and bytes of text have counts of their own."""
+    texts = ["naïve 漢字", "", "two words", ""]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "in.jsonl").write_text("\n".join([lines[0], "", *lines[1:], "   ", ""]))
+    options = TextOptions(append_eod=True, workers=1)
+    ledger = prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=options).ledger
+    documents, tokens = ledger.documents, ledger.tokens
+    assert (documents.read, documents.kept, documents.empty, documents.blank_lines) == (4, 4, 2, 2)
+    assert documents.text_bytes == sum(len(text.encode()) for text in texts)
+    assert tokens.eod == 2
+
+
 def test_a_large_vocabulary_takes_int32(kit: Any, tmp_path: Path) -> None:
     content = json.loads(kit.tokenizer.read_text())
     content["added_tokens"].append({**content["added_tokens"][0], "id": 70_000, "content": "<|far|>"})
