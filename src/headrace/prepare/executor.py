@@ -92,14 +92,15 @@ class Workers:
                 # Processes are the parallelism here: threads inside each would only fight over the cores.
                 "TOKENIZERS_PARALLELISM": "false",
             }
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # standard output may be a pipe that carries --json
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C reaches the parent alone
-            )
+            with _interrupts_blocked():
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # standard output may be a pipe that carries --json
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,  # Ctrl-C reaches the parent alone
+                )
             self._processes.append(process)
         with contextlib.suppress(ConnectionError):
             connection.send_bytes(self._setup)
@@ -130,6 +131,16 @@ class Workers:
                 f"{who} was ended by signal {-code} ({name}). Nothing was written. Run again; if it recurs, report it."
             )
         return f"{who} ended with exit status {code}; its last words are above. Nothing was written."
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started within never see SIGINT, from their first instruction on; it is the parent's to handle."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_tasks(

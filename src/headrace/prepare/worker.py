@@ -7,7 +7,6 @@ the caller's ``__main__`` again in every worker.
 from __future__ import annotations
 
 import os
-import signal
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -80,8 +79,6 @@ class Worker:
 
 def main(descriptor: int) -> None:
     """Serve the parent at the other end of this socket."""
-    # Ctrl-C is the parent's to handle, which then ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)
     try:
         message = connection.recv_bytes()
