@@ -129,6 +129,10 @@ class Reader(ABC):
             file.kept[key] = value
             return value
 
+    def release(self, path: str) -> None:
+        """Let go of one file, after a pass that touched all of it; a later read opens it again."""
+        self._pool.drop((self._number, path))
+
     def close(self) -> None:
         """Let go of this reader's files. Views stay valid, and a later read opens the file again."""
         _let_go(self._pool, self._number, self._seen)

@@ -11,6 +11,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Share
 
@@ -98,10 +99,10 @@ def _distributed() -> bool:
 _AGREED = struct.Struct("<32sQQQQ")
 
 
-def agree(digest: bytes, position: int, share: Share) -> None:
+def agree(run: Run, position: int, share: Share) -> None:
     """One all-gather of 64 bytes over all processes, when there are several: the same run, and ranks that fit together.
 
-    ``digest`` is the 32-byte hash of the recipe.
+    32 of them are the hash of the recipe.
 
     Raises:
         StateError: the processes differ in recipe, position, world size or micro-batch, or a data-parallel rank is
@@ -111,7 +112,7 @@ def agree(digest: bytes, position: int, share: Share) -> None:
         return
     on_gpu = "nccl" in dist.get_backend()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    packed = _AGREED.pack(digest, position, share.world_size, share.micro_batch_size, share.rank)
+    packed = _AGREED.pack(run.recipe.digest(), position, share.world_size, share.micro_batch_size, share.rank)
     mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)

@@ -161,7 +161,12 @@ class IndexedStore(Store):
         if self._stream is None:
             vouched = self._vouched or _manifest_entry(self.prefix)
             trusted = vouched is not None and vouched.contiguous and self._agrees(vouched)
-            self._stream = ContiguousStream(self._index) if trusted else examine(self._index)
+            if trusted:
+                self._stream = ContiguousStream(self._index)
+            else:
+                self._stream = examine(self._index)
+                # The pages that the pass went through would count as this process's memory for as long as it lives.
+                self._reader.release(self._index.path)
         return self._stream
 
     def _agrees(self, shard: OutputShard) -> bool:

@@ -140,6 +140,17 @@ class ReaderContract:
         gc.collect()
         assert len(pool) == 0
 
+    def test_a_released_file_is_closed_and_opens_again(self, path: str) -> None:
+        pool = FilePool(8)
+        reader = self.make(pool)
+        view = reader.view(path)
+        reader.release(path)
+        assert len(pool) == 0
+        assert view is None or view.tobytes() == CONTENT
+        assert reader.size(path) == len(CONTENT)
+        reader.release(path)
+        reader.release(path)  # twice is no error
+
     def test_a_file_that_changed_is_refused_until_the_reader_is_closed(self, path: str) -> None:
         pool = FilePool(1)
         reader = self.make(pool)
