@@ -24,10 +24,11 @@ settings.load_profile("headrace")
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[corpora.Corpus]:
-    """Three small corpora: one shard, many tiny shards, and very short documents."""
+    """Four small corpora: one shard, many tiny shards, very short documents, and one that is not mapped."""
     folder = tmp_path_factory.mktemp("corpora")
     return [
         corpora.make(folder / "one", 1, 60),
         corpora.make(folder / "shards", 2, 40, num_shards=7),
         corpora.make(folder / "short", 3, 200, max_length=4),
+        corpora.make(folder / "pread", 4, 50, num_shards=3, reader="pread"),
     ]

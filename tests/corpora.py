@@ -29,7 +29,9 @@ def write(prefix: Path, documents: list[np.ndarray], dtype: type = np.uint16) ->
         writer.finish()
 
 
-def make(folder: Path, seed: int, num_documents: int, *, num_shards: int = 1, max_length: int = 60) -> Corpus:
+def make(
+    folder: Path, seed: int, num_documents: int, *, num_shards: int = 1, max_length: int = 60, reader: str = "mmap"
+) -> Corpus:
     """Random documents, some of them empty, over some shards."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, max_length, num_documents) * (rng.random(num_documents) > 0.15)
@@ -37,5 +39,5 @@ def make(folder: Path, seed: int, num_documents: int, *, num_shards: int = 1, ma
     for shard in range(num_shards):
         part = documents[shard * num_documents // num_shards : (shard + 1) * num_documents // num_shards]
         write(folder / f"shard-{shard}", part)
-    store = headrace.open(str(folder if num_shards > 1 else folder / "shard-0"))
+    store = headrace.open(str(folder if num_shards > 1 else folder / "shard-0"), reader=reader)
     return Corpus(store, np.concatenate(documents).astype(np.int64), np.repeat(np.arange(num_documents), lengths))

@@ -33,7 +33,7 @@ def naive(corpus: corpora.Corpus, begin: int, window: int) -> dict[str, list[int
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(0, 2), st.integers(1, 90), st.integers(1, 120), st.booleans(), st.booleans(), st.data())
+@given(st.integers(0, 3), st.integers(1, 90), st.integers(1, 120), st.booleans(), st.booleans(), st.data())
 def test_every_window_is_its_slice(
     corpus: list[corpora.Corpus],
     which: int,
