@@ -136,6 +136,8 @@ def test_what_needs_a_length_refuses_endless_blends(sources: dict[str, WindowDat
         Run(Blend({"mix": endless}, weights={"mix": 1}, end="first_exhausted"), global_batch_size=1)
     with pytest.raises(ConfigError, match="no epochs"):
         Run(endless, global_batch_size=1, epochs=2)
+    with pytest.raises(ConfigError, match="order is 'full'; expected an Order"):
+        Run(sources["a"], global_batch_size=1, order="full")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="not in both"):
         Run(sources["a"], global_batch_size=1, epochs=2, samples=3)
     with pytest.raises(ConfigError, match="nothing to feed"):

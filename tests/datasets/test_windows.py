@@ -131,6 +131,11 @@ def test_bad_options_are_refused(corpus: list[corpora.Corpus], bad: dict[str, ob
         headrace.WindowDataset(corpus[0].store, **bad)  # type: ignore[arg-type]
 
 
+def test_a_path_is_not_a_store() -> None:
+    with pytest.raises(ConfigError, match="'data/web'; expected an open store"):
+        headrace.WindowDataset("data/web", window_tokens=8)  # type: ignore[arg-type]
+
+
 def test_one_line_and_repr(corpus: list[corpora.Corpus]) -> None:
     dataset = headrace.WindowDataset(corpus[0].store, window_tokens=8, stride=4, phase=True)
     assert dataset.describe().startswith("windows of 8 tokens every 4, another phase each epoch over ")

@@ -223,6 +223,16 @@ def test_validation_is_every_sample_once_in_order(corpus: list[corpora.Corpus]) 
         assert len({len(loader) for loader in loaders}) == 1
 
 
+def test_validation_resumes_once_and_then_restarts(corpus: list[corpora.Corpus]) -> None:
+    run = Run.validation(WindowDataset(corpus[0].store, window_tokens=WINDOW), global_batch_size=8)
+    loader = Loader(run, micro_batch_size=8, restart=True)
+    next(iter(loader))
+    resumed = Loader(run, micro_batch_size=4, restart=True)
+    resumed.load_state_dict(loader.state_dict())
+    assert next(iter(resumed))["sample_positions"].tolist() == [8, 9, 10, 11]
+    assert next(iter(resumed))["sample_positions"].tolist() == [0, 1, 2, 3]
+
+
 def test_steps_as_numpy_are_what_the_loader_gives(corpus: list[corpora.Corpus]) -> None:
     run = Run(WindowDataset(corpus[0].store, window_tokens=WINDOW), global_batch_size=[(0, 3), (2, 5)], epochs=1)
     batches = iter(Loader(run, micro_batch_size=5))

@@ -80,5 +80,7 @@ def test_huge_sources_need_no_memory(num_samples: int, kind: str) -> None:
 def test_what_is_not_an_order_is_refused() -> None:
     with pytest.raises(ConfigError, match="'full', 'blocks', 'none'"):
         Order(kind="shuffled")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"seed is 1\.5"):
+        Order(seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least 1"):
         Order(kind="blocks", block_samples=0)

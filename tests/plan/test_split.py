@@ -80,6 +80,12 @@ def test_uneven_steps_are_dealt() -> None:
     assert [p.sizes.tolist() for p in few] == [[0, 0], [0, 0], [1, 1]]
 
 
+def test_numpys_integers_are_integers_and_floats_are_not() -> None:
+    assert BatchSchedule.of(np.int64(8)) == BatchSchedule.of(8) == BatchSchedule.of([(np.int64(0), np.int64(8))])  # type: ignore[arg-type, list-item]
+    with pytest.raises(TypeError):
+        BatchSchedule.of(8.0)  # type: ignore[arg-type]
+
+
 def test_large_positions() -> None:
     schedule = BatchSchedule.of([(0, 3), (2**40, 2**20)])
     begin = schedule.begin(2**40 + 5)

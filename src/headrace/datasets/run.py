@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from operator import index
 from typing import Any, NamedTuple
 
 import msgspec
@@ -51,6 +52,8 @@ class Run:
         samples: int | None = None,
         drop_last: bool = False,
     ) -> None:
+        if order is not None and not isinstance(order, Order):
+            raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
         self.data = data
         self.order = order or Order()
         self.schedule = BatchSchedule.of(global_batch_size)
@@ -72,9 +75,9 @@ class Run:
         if epochs is not None and one_pass is None:
             raise ConfigError("an endless blend has no epochs: give samples, or give the blend an end")
         if epochs is not None and one_pass is not None:
-            length = epochs * one_pass
+            length = index(epochs) * one_pass
         elif samples is not None:
-            length = samples
+            length = index(samples)
         elif isinstance(self.data, Blend) and one_pass is not None:
             length = one_pass
         else:

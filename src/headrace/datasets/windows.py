@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from operator import index
 from typing import Any, Literal
 
 import msgspec
@@ -48,7 +49,10 @@ class WindowDataset(Dataset):
         document_ids: bool = False,
         position_ids: Literal["continue", "restart"] = "continue",
     ) -> None:
-        stride = window_tokens if stride is None else stride
+        if not isinstance(store, Store):
+            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+        window_tokens = index(window_tokens)
+        stride = window_tokens if stride is None else index(stride)
         if window_tokens < 1 or stride < 1:
             raise ConfigError(f"window_tokens and stride are at least 1, found {window_tokens} and {stride}")
         if position_ids not in ("continue", "restart"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ class Loader:
 
     A loader goes on where its last iterator stopped delivering, whatever was read ahead: ``state_dict()`` after batch
     k resumes at k + 1. State may be loaded with other ranks, micro-batches and readers than it was saved with.
-    A validation run (``restart=True``) begins at its first sample whenever it is iterated.
+    With ``restart=True``, for validation, each iteration begins at position 0, or once at a state just loaded.
 
     Args:
         run: what is fed, and in which order.
@@ -50,6 +51,7 @@ class Loader:
         uneven: Literal["deal", "refuse"] = "deal",
         restart: bool = False,
     ) -> None:
+        micro_batch_size = index(micro_batch_size)
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
         if uneven not in ("deal", "refuse"):
@@ -61,6 +63,7 @@ class Loader:
         if uneven == "refuse":
             self._refuse_uneven()
         self._restart = restart
+        self._loaded = False
         self._position = 0
         self._iteration = 0
 
@@ -88,8 +91,9 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches from the current position on. The loader follows the newest iterator; older ones end in error."""
-        if self._restart:
+        if self._restart and not self._loaded:
             self._position = 0
+        self._loaded = False
         self._iteration += 1
         return self._batches(self._iteration)
 
@@ -126,6 +130,7 @@ class Loader:
         cursor = Cursor.from_dict(state)
         cursor.verify(self.run.recipe, self.run.schedule, self.run.length, saved=saved)
         self._position = cursor.position
+        self._loaded = True
         self._iteration += 1
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:

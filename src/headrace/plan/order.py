@@ -28,7 +28,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     window_blocks: int = 16
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an unknown kind or sizes below 1."""
+        """Raise ConfigError for an unknown kind, a seed that is no integer, or sizes below 1."""
+        if not isinstance(self.seed, int):
+            raise ConfigError(f"seed is {self.seed!r}; a seed is any integer")
         if self.kind not in ("full", "blocks", "none"):
             raise ConfigError(f"order kind is {self.kind!r}; allowed are 'full', 'blocks', 'none'")
         if self.block_samples < 1 or self.window_blocks < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import index
 
 import msgspec
 
@@ -32,9 +33,9 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """A schedule from one constant size, a sequence of pieces, or a schedule."""
         if isinstance(global_batch_size, BatchSchedule):
             return global_batch_size
-        if isinstance(global_batch_size, int):
-            return cls(((0, global_batch_size),))
-        return cls(tuple((int(step), int(size)) for step, size in global_batch_size))
+        if isinstance(global_batch_size, Sequence):
+            return cls(tuple((index(step), index(size)) for step, size in global_batch_size))
+        return cls(((0, index(global_batch_size)),))
 
     def size(self, step: int) -> int:
         """Samples of a step."""
