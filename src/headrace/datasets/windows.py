@@ -128,27 +128,29 @@ class WindowDataset(Dataset):
         out["labels"][rows] = tokens[:, 1:]
         if not (self._restart or self._document_ids):
             return
-        documents, starts = self._documents(addresses)
+        documents, columns, lengths = self._segments(addresses)
+        shape = (len(addresses), self.window_tokens)
         if self._restart:
-            out["position_ids"][rows] = self._positions - starts
+            out["position_ids"][rows] = self._positions - np.repeat(columns, lengths).reshape(shape)
         if self._document_ids:
-            out["document_ids"][rows] = documents
+            out["document_ids"][rows] = np.repeat(documents, lengths).reshape(shape)
 
-    def _documents(self, begins: IntArray) -> tuple[IntArray, IntArray]:
-        """For each token of each window: the number of its document, and the column where that one starts (or 0)."""
+    def _segments(self, begins: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """The windows cut at documents: (segments,) int64 document, first column and length of each, window by window.
+
+        Example: windows of 5 tokens at 0 and 4 over documents of 3, 0 and 6 tokens are the segments
+        (0, 0, 3) (1, 3, 0) (2, 3, 2) and (2, 0, 5).
+        """
         first = self.store.find_documents(begins)
-        last = self.store.find_documents(begins + (self.window_tokens - 1))
-        counts = last - first
+        counts = self.store.find_documents(begins + (self.window_tokens - 1)) - first + 1
+        ends = np.cumsum(counts)
         rows = np.repeat(np.arange(len(begins)), counts)
-        later = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first + 1, counts)
-        columns = self.store.document_begins(later) - begins[rows]
-        documents = np.zeros((len(begins), self.window_tokens), dtype=np.int64)
-        starts = np.zeros_like(documents)
-        documents[:, 0] = first
-        # An empty document begins where its successor does; documents rise, so the maximum leaves the successor's.
-        np.maximum.at(documents, (rows, columns), later)
-        starts[rows, columns] = columns
-        return np.maximum.accumulate(documents, axis=1), np.maximum.accumulate(starts, axis=1)
+        documents = np.arange(len(rows)) - np.repeat(ends - counts, counts) + first[rows]
+        columns = np.maximum(self.store.document_begins(documents) - begins[rows], 0)
+        # Each segment ends where the next of its window begins, the last one of a window at the window's end.
+        stops = np.append(columns[1:], 0)
+        stops[ends - 1] = self.window_tokens
+        return documents, columns, stops - columns
 
     def describe(self) -> str:
         """One line."""
