@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from operator import index
 from typing import Any, NamedTuple
 
@@ -185,12 +186,18 @@ def _order_recipe(order: Order) -> dict[str, Any]:
     return {name: every[name] for name in matter}
 
 
-def _by_source(sources: IntArray) -> list[tuple[int, IntArray]]:
+def _by_source(sources: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
     """(source, the rows it has) for each source that occurs."""
     rows = np.argsort(sources, kind="stable")
     ordered = sources[rows]
-    borders = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    return [(int(sources[part[0]]), part) for part in np.split(rows, borders) if part.size]
+    firsts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(rows)]
+    for first, end in pairwise(firsts):
+        if end - first == 1:
+            # A lone row as a slice: with many sources most are, and a slice is the cheapest way to write it.
+            row = int(rows[first])
+            yield int(ordered[first]), slice(row, row + 1)
+        elif end > first:
+            yield int(ordered[first]), rows[first:end]
 
 
 def _blend_recipe(node: Node) -> dict[str, Any]:
