@@ -29,7 +29,6 @@ from headrace.plan.keys import GOLDEN, IntArray, KeyArray, derive, derive_array,
 SMALL = 1 << 16
 """Lengths below this are shuffled explicitly."""
 
-MAX_LENGTH = 1 << 62
 _ROUNDS = 8
 _TABLE_BYTES = 32 << 20
 _MATRIX_ELEMENTS = 1 << 20

@@ -55,11 +55,6 @@ class Workers:
     def __len__(self) -> int:
         return self._num_workers
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers."""
-        return tuple(process.pid for process in self._processes)
-
     def send(self, worker: int, order: Order) -> None:
         """Give a worker its next order. A dead one shows at the next `receive`."""
         with contextlib.suppress(ConnectionError):
