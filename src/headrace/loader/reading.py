@@ -23,7 +23,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Where samples are read, and how far ahead.
 
     Token data is best read in threads of this process: handing tensors between processes costs many times the reading.
-    ``num_threads=0, num_workers=0`` reads when a batch is asked for. ``prefetch`` is the number of spans (about 4 MiB
+    ``num_threads=0, num_workers=0`` reads when a batch is asked for. ``prefetch`` is the number of spans (about 8 MiB
     each) kept ready, a thread or worker. ``pin_memory`` None pins when CUDA is there. ``start_method`` is how worker
     processes start (``"fork"``, ``"spawn"``, ``"forkserver"``; None: Python's default).
     """
@@ -41,6 +41,14 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"num_threads and num_workers are at least 0 and prefetch at least 1, found {self.num_threads}, "
                 f"{self.num_workers} and {self.prefetch}"
             )
+
+    @property
+    def span_bytes(self) -> int:
+        """How much is read at a time: enough to spread the cost of it, little enough to stay in the cache.
+
+        Read ahead it is twice as much, since each hand-over between threads costs two of them a wake-up.
+        """
+        return (8 if self.num_threads or self.num_workers else 4) << 20
 
 
 Filled = Iterator[tuple[Span, Batch]]
