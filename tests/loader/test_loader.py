@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,24 @@ def test_a_failing_read_reaches_the_training_loop(run: Run, reading: Reading, mo
     before = loader.position
     monkeypatch.undo()
     assert next(iter(loader))["sample_positions"].tolist()[0] == before, "and can go on from there"
+
+
+def test_the_next_span_is_read_while_the_loop_has_a_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even at prefetch=1: the thread needs no further call of the training loop."""
+    gather = type(run.datasets[0].store).gather  # type: ignore[attr-defined]
+    calls: list[int] = []
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(1)
+        return gather(*arguments)
+
+    monkeypatch.setattr(type(run.datasets[0].store), "gather", counting)  # type: ignore[attr-defined]
+    batches = iter(Loader(run, micro_batch_size=12, reading=Reading(num_threads=1, prefetch=1)))
+    next(batches)
+    deadline = time.monotonic() + 30
+    while len(calls) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(calls) == 2, "one span delivered, one read ahead, and no more than that"
 
 
 def test_threads_end_with_their_iterator(run: Run) -> None:

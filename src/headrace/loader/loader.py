@@ -100,7 +100,7 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         if self.ranks.agree:
             agree(self.run, self._position, self._share)
-        work = spans(self.run, self._share, self._position, span_bytes=self.reading.span_bytes)
+        work = spans(self.run, self._share, self._position)
         for span, rows in filled(self.run, work, self.reading):
             for batch, after in zip(divide(rows, span, self.run.constants), span.afters, strict=True):
                 if iteration != self._iteration:

@@ -23,14 +23,14 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Where samples are read, and how far ahead.
 
     Token data is best read in threads of this process: handing tensors between processes costs many times the reading.
-    ``num_threads=0, num_workers=0`` reads when a batch is asked for. ``prefetch`` is the number of spans (about 8 MiB
+    ``num_threads=0, num_workers=0`` reads when a batch is asked for. ``prefetch`` is the number of spans (about 4 MiB
     each) kept ready, a thread or worker. ``pin_memory`` None pins when CUDA is there. ``start_method`` is how worker
     processes start (``"fork"``, ``"spawn"``, ``"forkserver"``; None: Python's default).
     """
 
     num_threads: int = 1
     num_workers: int = 0
-    prefetch: int = 2
+    prefetch: int = 1
     pin_memory: bool | None = None
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
 
@@ -41,14 +41,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"num_threads and num_workers are at least 0 and prefetch at least 1, found {self.num_threads}, "
                 f"{self.num_workers} and {self.prefetch}"
             )
-
-    @property
-    def span_bytes(self) -> int:
-        """How much is read at a time: enough to spread the cost of it, little enough to stay in the cache.
-
-        Read ahead it is twice as much, since each hand-over between threads costs two of them a wake-up.
-        """
-        return (8 if self.num_threads or self.num_workers else 4) << 20
 
 
 Filled = Iterator[tuple[Span, Batch]]
@@ -112,16 +104,17 @@ def _in_threads(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool)
     threads = [_Thread(run, pin=pin) for _ in range(reading.num_threads)]
     ahead: deque[tuple[Span, _Thread]] = deque()
     try:
-        # Each thread answers in order, and the threads take turns, so the answers are in order.
+        # Each thread answers in order, and the threads take turns, so the answers are in order. A span is sent before
+        # another is handed over: the threads read while the training loop has the batches.
         for thread in cycle(threads):
-            if len(ahead) == reading.num_threads * reading.prefetch:
-                span, first = ahead.popleft()
-                yield span, first.receive()
             later = next(spans, None)
             if later is None:
                 break
             thread.send(later, buffers.take(len(later.located.positions)))
             ahead.append((later, thread))
+            if len(ahead) > reading.num_threads * reading.prefetch:
+                span, first = ahead.popleft()
+                yield span, first.receive()
         for span, first in ahead:
             yield span, first.receive()
     finally:

@@ -17,6 +17,9 @@ from headrace.plan import Share, micro_batches
 PLAN_POSITIONS = 8192
 """Positions planned at a time."""
 
+SPAN_BYTES = 4 << 20
+"""A span holds about this much: enough to spread the cost of a hand-over, little enough to stay in the cache."""
+
 SPAN_ROWS = 512
 """And at most so many samples, since short ones are many reads."""
 
@@ -34,10 +37,10 @@ class Span(NamedTuple):
     afters: list[int]
 
 
-def spans(run: Run, share: Share, position: int, *, span_bytes: int) -> Iterator[Span]:
-    """All spans of a rank from ``position`` to the end of the run, of about ``span_bytes`` each."""
+def spans(run: Run, share: Share, position: int) -> Iterator[Span]:
+    """All spans of a rank from ``position`` to the end of the run."""
     row_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in run.fields.values())
-    most = min(span_bytes // (row_bytes * share.micro_batch_size), SPAN_ROWS // share.micro_batch_size)
+    most = min(SPAN_BYTES // (row_bytes * share.micro_batch_size), SPAN_ROWS // share.micro_batch_size)
     # Spans and plans begin small, so that the first batch comes at once.
     per_span = 1
     wanted = PLAN_POSITIONS // 16
