@@ -63,6 +63,7 @@ def main(folder: Path, life: str) -> None:
                 save(folder / CHECKPOINT, model=model, optimizer=optimizer, loader=loader)
             if os.getppid() != parent:
                 sys.exit("the demo has ended")
+    dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
 
 
@@ -89,3 +90,5 @@ def save(path: Path, **parts: Any) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])
+    # All is written. Libraries' threads have been seen to abort a process while the interpreter takes itself down.
+    os._exit(0)
