@@ -144,12 +144,12 @@ class Blend:
 
 def _check_fields(blend: Blend) -> None:
     """Samples of all sources go into the same batch arrays, so their fields must be the same."""
-    datasets = list(blend.datasets())
-    for dataset in datasets[1:]:
-        if dataset.fields != datasets[0].fields or _show(dataset) != _show(datasets[0]):
+    first, *others = blend.datasets()
+    expected = _show(first)
+    for dataset in others:
+        if (found := _show(dataset)) != expected:
             raise ConfigError(
-                "the sources of a blend must have the same fields to be stacked into a batch: "
-                f"{_show(datasets[0])} and {_show(dataset)}"
+                f"the sources of a blend must have the same fields to be stacked into a batch: {expected} and {found}"
             )
 
 
