@@ -27,9 +27,10 @@ interop: $(VENV)/interop  ## comparisons with the peers' own packages, reduced c
 interop-full: $(VENV)/interop  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"
 
-bench: $(VENV)/interop  ## benchmarks beside the peers; tables here, JSON in benchmarks/results
+bench: $(VENV)/bench  ## benchmarks beside the peers; tables here, JSON in benchmarks/results
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/prepare.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -39,9 +40,13 @@ $(VENV)/base:
 	touch $@
 
 $(VENV)/dev: $(VENV)/base pyproject.toml constraints.txt
-	$(PIP) -e '.[torch,dev]'
+	$(PIP) -e '.[all,dev]'
 	touch $@
 
 $(VENV)/interop: $(VENV)/dev
-	$(PIP) -e '.[torch,dev,interop]'
+	$(PIP) -e '.[all,dev,interop]'
+	touch $@
+
+$(VENV)/bench: $(VENV)/interop
+	$(PIP) -e '.[all,dev,interop,bench]'
 	touch $@

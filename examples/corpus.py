@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from headrace.prepare import TextOptions, prepare_text
+from headrace.prepare import TextOptions, TokenOptions, prepare_text
 
 SOURCES = {"small": "[a-b]*.py", "large": "[c-f]*.py"}
 
@@ -30,7 +30,7 @@ def make(folder: Path | None = None) -> Path:
         place.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
         if name == "small":
             train_tokenizer(texts).save(str(folder / "tokenizer.json"))
-        options = TextOptions(append_eod=True, workers=1)
+        options = TextOptions(tokens=TokenOptions(append_eod=True), workers=1)
         prepare_text([place.parent], folder / name, tokenizer=folder / "tokenizer.json", options=options)
     return folder
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.cli import main
-from headrace.prepare import TextOptions, prepare_text
+from headrace.prepare import TextOptions, TokenOptions, prepare_text
 
 WORDS = ["[UNK]", "<|endoftext|>", *(f"w{number}" for number in range(98))]
 
@@ -53,7 +53,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def prepared(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared") / "store"
-    prepare_text([corpus], folder, tokenizer=tokenizer, options=TextOptions(append_eod=True, workers=1))
+    options = TextOptions(tokens=TokenOptions(append_eod=True), workers=1)
+    prepare_text([corpus], folder, tokenizer=tokenizer, options=options)
     return folder
 
 

@@ -11,16 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+import made
 from headrace.stores import IndexedWriter
 
+PROVENANCE = "provenance/rows.npy"
 NAMES = ("text_document.bin", "text_document.idx", "headrace.json")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.one_key(tmp_path_factory.mktemp("prepared") / "store")
 
 
 def test_a_whole_store(run: Any, prepared: Path) -> None:
     result = run("check", prepared)
     assert result.exit_code == 0
     assert result.stderr == ""
-    assert result.stdout.startswith(f"{prepared}: whole: 3 files, ")
+    assert result.stdout.startswith(f"{prepared}: whole: 4 files, ")
     assert "100 documents" in result.stdout
     assert "ids below 100" in result.stdout
     found = json.loads(run("check", prepared, "--json").stdout)
@@ -28,7 +35,7 @@ def test_a_whole_store(run: Any, prepared: Path) -> None:
     assert run("check", prepared, "--quiet").output == ""
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, PROVENANCE])
 def test_any_flipped_bit_is_found(run: Any, store: Path, name: str) -> None:
     chance = random.Random(name)
     whole = (store / name).read_bytes()
@@ -46,7 +53,7 @@ def test_any_flipped_bit_is_found(run: Any, store: Path, name: str) -> None:
     assert run("check", store).exit_code == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, PROVENANCE])
 @pytest.mark.parametrize("change", ["cut", "grow", "empty"])
 def test_other_sizes(run: Any, store: Path, name: str, change: str) -> None:
     whole = (store / name).read_bytes()
@@ -85,12 +92,59 @@ def test_ids_out_of_the_vocabulary(run: Any, tokenizer: Path, tmp_path: Path) ->
     assert "id 100" in against.stdout
 
 
-@pytest.mark.parametrize("missing", NAMES[:2])
+@pytest.mark.parametrize("missing", [*NAMES[:2], PROVENANCE])
 def test_a_missing_file_is_a_fault(run: Any, store: Path, missing: str) -> None:
     (store / missing).unlink()
     result = run("check", store)
     assert result.exit_code == 1
     assert missing in result.stdout
+
+
+@pytest.mark.parametrize("layout", ["indexed", "keyed"])
+def test_every_file_of_every_key(run: Any, tmp_path: Path, layout: str) -> None:
+    folder = made.two_keys(tmp_path / "store", layout)
+    found = json.loads(run("check", folder, "--json").stdout)
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert (found["ok"], found["documents"], found["tokens"], found["files"]) == (True, 3, 13, len(files))
+    assert found["bytes"] == sum(file.stat().st_size for file in files if file.name != "headrace.json")
+    for file in files:
+        whole = file.read_bytes()
+        for at in range(0, len(whole), 17):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+            result = run("check", folder)
+            assert result.exit_code == 1, f"{file.name}: byte {at}"
+        file.write_bytes(whole)
+        if whole and file.name != "headrace.json":
+            file.unlink()
+            result = run("check", folder)
+            assert result.exit_code == 1
+            assert file.name in result.stdout
+            file.write_bytes(whole)
+    assert run("check", folder, "--quiet").output == ""
+
+
+@pytest.mark.parametrize("layout", ["indexed", "keyed"])
+def test_ids_of_every_key(run: Any, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made, "VOCAB_SIZE", 20)
+    folder = made.two_keys(tmp_path / "store", layout)
+    assert run("check", folder).exit_code == 0
+    monkeypatch.setattr("headrace.cli.checking._vocab_size", lambda _: 6)
+    found = json.loads(run("check", folder, "--tokenizer", "any", "--json").stdout)
+    at_fault = {Path(problem["path"]).name.partition("_")[0].removesuffix(".bin") for problem in found["problems"]}
+    assert at_fault == {"title", "body"}
+
+
+def test_a_keyed_store_that_no_manifest_vouches_for(run: Any, tmp_path: Path) -> None:
+    folder = made.two_keys(tmp_path / "store", "keyed")
+    (folder / "headrace.json").unlink()
+    result = run("check", folder)
+    assert "4 files" not in result.stdout
+    assert "6 files" in result.stdout
+    assert "structure only" in result.stdout
+    (folder / "shard_0001" / "meta.json").write_bytes(b"{")
+    result = run("check", folder)
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"{folder / 'shard_0001' / 'meta.json'}: not the meta.json of a keyed store")
 
 
 def test_no_store_at_all(run: Any, tmp_path: Path) -> None:

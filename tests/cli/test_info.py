@@ -13,27 +13,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
+import made
 from headrace.cli.description import histogram
-from headrace.stores import IndexedWriter
+from headrace.stores import IndexedWriter, KeyedWriter
 
 
-def test_json_equals_the_store(run: Any, prepared: Path, corpus: Path) -> None:
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.one_key(tmp_path_factory.mktemp("prepared") / "store")
+
+
+def test_json_equals_the_store(run: Any, prepared: Path) -> None:
     found = json.loads(run("info", prepared, "--json").stdout)
     with headrace.open(prepared) as store:
         lengths = store.lengths
-    assert (found["format"], found["dtype"], found["shards"]) == ("indexed", "uint16", 1)
+    assert (found["format"], found["shards"]) == ("indexed", 1)
     assert (found["documents"], found["tokens"]) == (100, int(lengths.sum()))
-    assert found["empty_documents"] == int((lengths == 0).sum()) == 2
-    assert found["tokens_per_document"] == {
+    (key,) = found["keys"]
+    assert (key["name"], key["dtype"], key["documents"], key["tokens"]) == ("text", "uint16", 100, found["tokens"])
+    assert key["empty_documents"] == int((lengths == 0).sum()) == 3
+    assert key["tokens_per_document"] == {
         "min": 0,
         "median": float(np.median(lengths)),
         "mean": float(lengths.mean()),
         "max": int(lengths.max()),
     }
-    assert found["tokenizer"]["vocab_size"] == 100
-    assert [file["path"] for file in found["inputs"]] == [str(corpus / "a.jsonl"), str(corpus / "b.jsonl")]
-    assert sum(bar["documents"] for bar in found["histogram"]) == 100
-    assert sum(bar["tokens"] for bar in found["histogram"]) == found["tokens"]
+    assert found["tokenizer"]["vocab_size"] == made.VOCAB_SIZE
+    assert [file["path"] for file in found["inputs"]] == list(made.INPUTS)
+    assert (found["backend"]["name"], found["order"], found["errors"]) == ("fast", {"kind": "shuffle", "seed": 5}, 1)
+    assert found["ledger"]["documents"]["read"] == 101
+    assert sum(bar["documents"] for bar in key["histogram"]) == 100
+    assert sum(bar["tokens"] for bar in key["histogram"]) == found["tokens"]
     assert found["bytes"] == sum((prepared / f"text_document.{end}").stat().st_size for end in ("bin", "idx"))
 
 
@@ -44,9 +54,49 @@ def test_any_way_to_name_it(run: Any, prepared: Path, path: str, monkeypatch: py
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0] == path
-    assert "  documents     100, 2 of them empty" in lines
-    assert any("vocabulary 100, end of document 1" in line for line in lines)
+    assert "  documents     100, 3 of them empty" in lines
+    assert any("vocabulary 100, end of document 1," in line for line in lines)
+    assert "  encoded by    fast 1.2, proved on 1,000 first documents, 7 probe texts" in lines
+    assert "  order         shuffled with seed 5" in lines
+    assert "  skipped       1 record (headrace.json lists them)" in lines
     assert "inputs (2)" in lines
+
+
+@pytest.mark.parametrize("layout", ["indexed", "keyed"])
+def test_several_keys(run: Any, tmp_path: Path, layout: str) -> None:
+    folder = made.two_keys(tmp_path / "store", layout)
+    found = json.loads(run("info", folder, "--json").stdout)
+    shards = 4 if layout == "indexed" else 2
+    assert (found["format"], found["shards"], found["documents"], found["tokens"]) == (layout, shards, 3, 13)
+    keys = {key["name"]: key for key in found["keys"]}
+    assert {name: (key["documents"], key["empty_documents"], key["tokens"]) for name, key in keys.items()} == {
+        "title": (3, 1, 3),
+        "body": (3, 1, 10),
+    }
+    assert keys["body"]["tokens_per_document"]["max"] == 6
+    data = [file for file in folder.rglob("*") if file.is_file() and file.name != "headrace.json"]
+    assert found["bytes"] == sum(file.stat().st_size for file in data)
+    text = run("info", folder).stdout
+    assert f"  format      {layout}, 2 keys, {shards} shards\n  documents   3\n  tokens      13\n" in text
+    assert "key 'title' (uint16)\n  documents     3, 1 of them empty\n  tokens        3\n  per document  min 0" in text
+    assert "key 'body' (uint16)" in text
+    assert text.count("lengths\n") == 2
+
+
+@pytest.mark.parametrize("path", ["shard_0000", "shard_0000/meta.json"])
+def test_one_keyed_shard(run: Any, tmp_path: Path, path: str) -> None:
+    folder = made.two_keys(tmp_path / "store", "keyed")
+    found = json.loads(run("info", folder / path, "--json").stdout)
+    assert (found["documents"], found["tokens"], found["tokenizer"]["eod"]) == (2, 11, 1)
+
+
+def test_a_manifest_that_speaks_of_a_pair_does_not_speak_of_a_folder(run: Any, tmp_path: Path) -> None:
+    folder = made.one_key(tmp_path / "store")
+    with KeyedWriter(folder / "text_document", dtypes={"ids": "uint8"}) as writer:
+        writer.finish()
+    found = json.loads(run("info", folder / "text_document" / "meta.json", "--json").stdout)
+    assert (found["format"], found["tokens"], found["tokenizer"]) == ("keyed", 0, None)
+    assert json.loads(run("info", folder / "text_document.bin", "--json").stdout)["tokenizer"]["eod"] == 1
 
 
 def test_histogram_for_people(run: Any, tmp_path: Path) -> None:
@@ -82,8 +132,10 @@ def test_several_shards(run: Any, tmp_path: Path) -> None:
     found = json.loads(run("info", tmp_path, "--json").stdout)
     together = np.concatenate(lengths)
     assert (found["shards"], found["documents"], found["tokens"]) == (2, 15, int(together.sum()))
-    assert found["tokens_per_document"]["median"] == float(np.median(together))
-    assert (found["tokenizer"], found["inputs"]) == (None, None)
+    assert found["keys"][0]["name"] == "tokens"
+    assert found["keys"][0]["tokens_per_document"]["median"] == float(np.median(together))
+    for name in ("tokenizer", "backend", "order", "inputs", "ledger", "errors"):
+        assert found[name] is None
 
 
 def test_nothing_there(run: Any, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_did_you_mean(run: Any, typed: str, meant: str) -> None:
 
 
 def test_a_name_like_no_command(run: Any) -> None:
-    assert "no such command 'xyz'; the commands are: check, info, prepare." in run("xyz").stderr
+    assert "no such command 'xyz'; the commands are: check, info, prepare, where." in run("xyz").stderr
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pty
@@ -12,8 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from tokenizers import Tokenizer
 
 import headrace
+from headrace.cli import main
+from headrace.errors import ConfigError
+from headrace.prepare import (
+    ErrorOptions,
+    FilterSpec,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TextProgress,
+    TokenOptions,
+)
+
+
+def documents(folder: Path, key: str | None = None) -> list[list[int]]:
+    with headrace.open(folder, key=key) as store:
+        return [store.document(number).tolist() for number in range(store.num_documents)]
 
 
 def test_summary(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -24,7 +43,33 @@ def test_summary(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path) -> Non
     assert lines[0] == f"{tmp_path / 'out'}: complete"
     assert lines[1] == "  documents  100"
     assert re.fullmatch(r"  tokens     [\d,]+ \(uint16\)", lines[2])
+    assert re.fullmatch(r"  input      2 files, [\d.]+ kB", lines[3])
+    assert lines[4] == f"  tokeniser  {tokenizer}, vocabulary 100, end of document 1"
+    assert re.fullmatch(r"  backend    tokenizers [\d.]+", lines[5])
+    assert re.fullmatch(r"  files      text_document.bin [\d.]+ kB, text_document.idx [\d.]+ kB", lines[6])
+    assert re.fullmatch(r"  time       [\d.]+ s, [\d.]+ [kM]?B/s, [\d.]+ [kM]?tokens/s", lines[7])
+    assert len(lines) == 8
     assert "\x1b" not in result.output
+
+
+def test_summary_of_all_that_may_happen(run: Any, tokenizer: Path, tmp_path: Path) -> None:
+    texts = ["w1", "w2 w3", "w4 w5 w6", "w1 <|endoftext|> w2", "w4 w5 w6"]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines, "{}", "no"]))
+    special = Tokenizer.from_file(str(tokenizer))
+    special.add_special_tokens(["<|endoftext|>"])
+    special.save(str(tmp_path / "tokenizer.json"))
+    common = ["prepare", tmp_path / "in.jsonl", "-o", tmp_path / "o", "--tokenizer", tmp_path]
+    result = run(*common, "--shard-tokens", 3, "--min-tokens", 2, "--deduplicate", "--on-error", "skip")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert "  documents  3 (bad 2, duplicate 1, min_tokens 1 dropped)" in lines
+    assert "  special    1 text with a special token's name: literal" in lines
+    assert any(line.startswith("  files      text_document_00000.bin ") for line in lines)
+    assert next(line for line in lines if "files" in line).endswith(" and 2 more")
+    assert lines[-3] == "  2 bad records skipped, all listed in headrace.json:"
+    assert lines[-2].startswith(f"    {tmp_path / 'in.jsonl'}, line 6: no field 'text'")
+    assert lines[-1].startswith(f"    {tmp_path / 'in.jsonl'}, line 7: malformed JSON")
 
 
 def test_json_is_alone_on_stdout(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -33,8 +78,12 @@ def test_json_is_alone_on_stdout(run: Any, corpus: Path, tokenizer: Path, tmp_pa
     with headrace.open(tmp_path / "out") as store:
         assert (found["documents"], found["tokens"]) == (store.num_documents, store.num_tokens)
     assert found["files"] == ["text_document.bin", "text_document.idx"]
-    assert (found["vocab_size"], found["eod"], found["inputs"]) == (100, 1, 2)
+    assert (found["vocab_size"], found["eod"], found["bos"], found["inputs"]) == (100, 1, None, 2)
+    assert (found["format"], found["keys"], found["shards"], found["dtype"]) == ("indexed", ["text"], 1, "uint16")
+    assert (found["documents_read"], found["documents_dropped"], found["errors"]) == (100, {}, 0)
+    assert found["backend"] == "tokenizers"
     assert found["input_bytes"] == sum(path.stat().st_size for path in corpus.iterdir())
+    assert found["seconds"] > 0
 
 
 def test_quiet_says_nothing(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -42,23 +91,98 @@ def test_quiet_says_nothing(run: Any, corpus: Path, tokenizer: Path, tmp_path: P
     assert (result.exit_code, result.output) == (0, "")
 
 
-def test_options_reach_the_run(run: Any, tokenizer: Path, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"body": "w1 w2"}\n')
-    common = ["prepare", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--tokenizer", tokenizer]
-    field = ["--text-field", "body", "--append-eod", "--workers", 1]
-    assert run(*common, *field, "--eod", "w97").exit_code == 0
-    with headrace.open(tmp_path / "out") as store:
-        assert store.document(0).tolist() == [3, 4, 99]
-    assert run(*common, *field, "--eod", 5, "--overwrite").exit_code == 0
-    with headrace.open(tmp_path / "out") as store:
-        assert store.document(0).tolist() == [3, 4, 5]
-    assert run(*common, *field).exit_code == 6
+STAGE = ("in.jsonl", "-o", "out", "--tokenizer", "t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ("", TextOptions()),
+        ("--field body", TextOptions(records=RecordOptions(fields=("body",)))),
+        ("--text-field body", TextOptions(records=RecordOptions(fields=("body",)))),
+        ("--field a --text-field b", TextOptions(records=RecordOptions(fields=("a", "b")))),
+        ("--field a --field b --join ;", TextOptions(records=RecordOptions(fields=("a", "b"), join=";"))),
+        ("--id-field url", TextOptions(records=RecordOptions(id_field="url"))),
+        ("--sample-by paragraph", TextOptions(records=RecordOptions(sample_by="paragraph"))),
+        ("--max-record-bytes 2000000", TextOptions(records=RecordOptions(max_record_bytes=2_000_000))),
+        ("--append-eod", TextOptions(tokens=TokenOptions(append_eod=True))),
+        ("--append-eod --eod 07", TextOptions(tokens=TokenOptions(append_eod=True, eod=7))),
+        ("--append-eod --eod </s>", TextOptions(tokens=TokenOptions(append_eod=True, eod="</s>"))),
+        ("--prepend-bos --bos 3", TextOptions(tokens=TokenOptions(prepend_bos=True, bos=3))),
+        ("--prepend-bos --bos <s>", TextOptions(tokens=TokenOptions(prepend_bos=True, bos="<s>"))),
+        ("--special-tokens-in-text encode", TextOptions(tokens=TokenOptions(special_tokens_in_text="encode"))),
+        ("--special-tokens-in-text error", TextOptions(tokens=TokenOptions(special_tokens_in_text="error"))),
+        ("--backend tiktoken", TextOptions(tokens=TokenOptions(backend="tiktoken"))),
+        ("--min-chars 1 --max-chars 9", TextOptions(filters=FilterSpec(min_chars=1, max_chars=9))),
+        ("--min-tokens 0 --max-tokens 5", TextOptions(filters=FilterSpec(min_tokens=0, max_tokens=5))),
+        ("--filter mine:keep", TextOptions(filters=FilterSpec(function="mine:keep"))),
+        ("--deduplicate", TextOptions(deduplicate=True)),
+        ("--format keyed", TextOptions(output=OutputOptions(format="keyed"))),
+        ("--shard-tokens 7", TextOptions(output=OutputOptions(shard_tokens=7))),
+        ("--single", TextOptions(output=OutputOptions(shard_tokens=None))),
+        ("--shuffle 0", TextOptions(output=OutputOptions(shuffle=0))),
+        ("--on-error skip", TextOptions(errors=ErrorOptions(on_error="skip"))),
+        ("--on-error skip --max-errors 0", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0))),
+        ("--on-error skip --max-errors 0.25", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0.25))),
+        ("--on-error skip --max-errors 0.5%", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0.005))),
+        ("--on-error skip --max-errors 0%", TextOptions(errors=ErrorOptions(on_error="skip", max_errors=0.0))),
+        ("--workers 3", TextOptions(workers=3)),
+        ("--overwrite", TextOptions(overwrite=True)),
+        ("--restart", TextOptions(restart=True)),
+    ],
+)
+@pytest.mark.parametrize("function", ["prepare_text", "estimate_text"])
+def test_options_reach_the_run(
+    run: Any, monkeypatch: pytest.MonkeyPatch, function: str, arguments: str, options: TextOptions
+) -> None:
+    given: list[Any] = []
+
+    def stand_in(inputs: Any, *output: Any, tokenizer: Any, options: TextOptions, **callbacks: Any) -> None:
+        given.extend([inputs, *output, tokenizer, options])
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(f"headrace.prepare.{function}", stand_in)
+    is_dry = function == "estimate_text"
+    assert run("prepare", *STAGE, *arguments.split(), *["--dry-run"] * is_dry).stderr == "error: enough\n"
+    assert given == [("in.jsonl",), *["out"] * (not is_dry), "t", options]
+
+
+def test_options_do_what_they_say(run: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    rows = [{"title": "w1", "body": "w2 w3", "n": 1}, {"title": "w4", "body": "w5", "n": 2}]
+    Path("in.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    common = ["prepare", "in.jsonl.gz", "--tokenizer", tokenizer, "--workers", 1, "-o"]
+    both = ["--field", "title", "--field", "body"]
+    assert run(*common, "two", *both, "--append-eod", "--eod", "w97", "--prepend-bos", "--bos", 0).exit_code == 0
+    assert documents(tmp_path / "two", "title") == [[0, 3, 99], [0, 6, 99]]
+    assert documents(tmp_path / "two", "body") == [[0, 4, 5, 99], [0, 7, 99]]
+    assert run(*common, "joined", *both, "--join", " w9 ", "--format", "keyed").exit_code == 0
+    assert documents(tmp_path / "joined") == [[3, 11, 4, 5], [6, 11, 7]]
+    assert sorted(path.name for path in Path("joined/shard_0000").iterdir()) == ["meta.json", "sequence.bin"]
+    Path("my_filter.py").write_text("def keep(record):\n    return record['n'] == 2 or 'other'\n")
+    result = run(*common, "filtered", "--field", "body", "--filter", "my_filter:keep")
+    assert "  documents  1 (filter:other 1 dropped)" in result.stdout.splitlines()
+    assert documents(tmp_path / "filtered") == [[7]]
+    assert run(*common, "filtered", "--field", "body").exit_code == 6
+    assert run(*common, "filtered", "--field", "body", "--overwrite").exit_code == 0
+    assert documents(tmp_path / "filtered") == [[4, 5], [7]]
+
+
+def test_standard_input(tokenizer: Path, tmp_path: Path) -> None:
+    arguments = ["prepare", "-", "-o", str(tmp_path / "out"), "--tokenizer", str(tokenizer), "--json"]
+    result = CliRunner().invoke(main, arguments, input=b'{"text": "w1 w2"}\n', catch_exceptions=False)
+    assert json.loads(result.stdout)["documents"] == 1
+    assert documents(tmp_path / "out") == [[3, 4]]
+    empty = CliRunner().invoke(main, [*arguments, "--overwrite"], input=b"", catch_exceptions=False)
+    assert empty.exit_code == 3
+    assert "standard input is empty" in json.loads(empty.stdout)["error"]["message"]
 
 
 def test_the_three_forms(run: Any, corpus: Path, tmp_path: Path) -> None:
     result = run("prepare", corpus, "-o", tmp_path / "out")
     assert result.exit_code == 2
-    for form in ("--tokenizer is missing", "text (.jsonl", "--recipe FILE", "folder of .tar", "takes the first alone"):
+    for form in ("--tokenizer is missing", "text (files, ", "--recipe FILE", "folder of .tar", "takes the first alone"):
         assert form in result.stderr
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/000.tar").touch()
@@ -75,6 +199,7 @@ def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) ->
     assert result.exit_code == 3
     assert result.stdout == ""
     assert result.stderr.startswith(f"error: {tmp_path / 'in.jsonl'}, line 2: field 'text' is not a string")
+    assert result.stderr.rstrip().endswith("leave such records out with --on-error skip.")
     as_json = run(*arguments, "--json", "--quiet")
     assert as_json.exit_code == 3
     error = json.loads(as_json.stdout)["error"]
@@ -85,15 +210,56 @@ def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing option '--output'"),
-        (["-o", "out", "--workers", "many"], "Invalid value for '--workers'"),
-        (["-o", "out", "--tokenizer", "t"], "no INPUT"),
+        ("-o out --tokenizer t", "no INPUT: name at least one file, folder or glob"),
+        ("in.jsonl --tokenizer t", "--output DIR is missing: the folder for the result"),
+        ("in.jsonl -o out", "--tokenizer is missing. prepare has three forms"),
+        ("in.jsonl -o out --workers many", "Invalid value for '--workers'"),
+        ("in.jsonl -o out --shufle 3", "No such option '--shufle'"),
+        ("in.jsonl -o out --format zip", "Invalid value for '--format'"),
+        (
+            "in.jsonl -o out --tokenizer t --single --shard-tokens 5",
+            "--single writes one shard, --shard-tokens cuts it",
+        ),
+        ("in.jsonl -o out --tokenizer t --max-errors 5", "--max-errors needs --on-error skip"),
+        ("in.jsonl -o out --tokenizer t --eod 5", "eod is 5, but nothing is appended: say --append-eod"),
+        ("in.jsonl -o out --tokenizer t --bos <s>", "bos is '<s>', but nothing is prepended: say --prepend-bos"),
+        ("in.jsonl -o out --tokenizer t --join ;", "--join needs several fields: say --field twice or more"),
+        ("in.jsonl -o out --tokenizer t --field a --field a", "a field is named twice: a, a"),
+        ("in.jsonl -o out --tokenizer t --shard-tokens 0", "shard_tokens is 0: at least 1 is needed, or --single"),
+        ("in.jsonl -o out --tokenizer t --shuffle -1", "the seed of --shuffle is -1"),
+        ("in.jsonl -o out --tokenizer t --min-tokens 9 --max-tokens 3", "min_tokens is 9, above max_tokens"),
+        ("in.jsonl -o out --tokenizer t --filter nowhere", "'nowhere' names no function: write module:function"),
+        ("in.jsonl -o out --tokenizer t --max-record-bytes 9", "max_record_bytes is 9: at least 1,048,576 are needed"),
+        ("in.jsonl -o out --tokenizer t --workers 0", "workers is 0: at least 1 is needed"),
+        ("in.jsonl -o out --tokenizer t --append-eod --eod w999", "--eod 'w999': not in the vocabulary"),
+        ("in.jsonl -o out --tokenizer t --append-eod --eod 100", "--eod 100: no token has this id"),
+        ("in.jsonl -o out --tokenizer t --prepend-bos", "cannot tell which begin-of-sequence token"),
+        ("missing.jsonl -o out --tokenizer t", "input 'missing.jsonl' does not exist"),
+        ("in.jsonl in.jsonl -o out --tokenizer t", "the same file"),
+        ("in.jsonl -o out --tokenizer missing", "tokenizer 'missing' does not exist"),
+        ("- --tokenizer t --dry-run", "standard input cannot be sampled; a dry run needs files"),
+        *(
+            (
+                f"in.jsonl -o out --tokenizer t --on-error skip --max-errors {given}",
+                f"--max-errors {given}: write a number",
+            )
+            for given in ("many", "1.0", "100%", "nan", "-3", "1_000", "%")
+        ),
     ],
 )
-def test_misuse(run: Any, arguments: list[str], message: str) -> None:
-    result = run("prepare", *arguments)
+def test_misuse(
+    run: Any, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text('{"text": "w1"}\n')
+    Path("t").symlink_to(tokenizer)
+    result = run("prepare", *arguments.split(), "--json")
     assert result.exit_code == 2
     assert message in result.stderr
+    error = json.loads(result.stdout)["error"]
+    assert (error["kind"], error["exit_code"]) == ("ConfigError", 2)
+    assert message in error["message"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "t"]
 
 
 def test_progress_on_a_terminal(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -120,15 +286,54 @@ def test_progress_on_a_terminal(corpus: Path, tokenizer: Path, tmp_path: Path) -
     assert run.returncode == 0
     assert json.loads(output)["documents"] == 15_000
     lines = shown.decode().split("\r\x1b[K")
-    assert re.fullmatch(r" *[\d.]+%  [\d,]+ documents  [\d.]+ [kM]?B/s  [\d.]+ [kM]?tokens/s  .* left", lines[1])
-    assert lines[-1] == ""  # the line is clean at the end
+    assert len(lines) > 2
+    for line in lines[1:-1]:
+        assert re.fullmatch(r" *[\d.]+%  [\d,]+ documents  [\d.]+ [kM]?B/s  [\d.]+ [kM]?tokens/s  .* left", line)
+    assert lines[0] == lines[-1] == ""  # the line is clean at the end
 
 
 def test_progress_off_a_terminal(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("headrace.cli.progress.PLAIN_EVERY_S", 0.0)
-    arguments = ["prepare", corpus, "--tokenizer", tokenizer]
+    arguments = ["prepare", corpus, "--tokenizer", tokenizer, "--shuffle", 1]
     result = run(*arguments, "-o", tmp_path / "out")
     assert "documents" in result.stderr
+    assert any(re.fullmatch(r"sorting +[\d.]+%  100 documents  .* left", line) for line in result.stderr.splitlines())
     assert "\r" not in result.stderr
     assert "\x1b" not in result.stderr
     assert run(*arguments, "-o", tmp_path / "quiet", "--quiet").output == ""
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_notices(run: Any, monkeypatch: pytest.MonkeyPatch, prepared: Path, quiet: bool) -> None:
+    from headrace.stores import load_manifest
+
+    def stand_in(inputs: Any, output: Any, *, on_notice: Any, **rest: Any) -> Any:
+        on_notice("continuing the unfinished run in this folder")
+        return load_manifest(prepared)
+
+    monkeypatch.setattr("headrace.prepare.prepare_text", stand_in)
+    result = run("prepare", *STAGE, *["--quiet"] * quiet)
+    if quiet:
+        assert result.output == ""
+        return
+    assert result.stderr == "note: continuing the unfinished run in this folder\n"
+    # Speeds of a run of which only the end was seen would be too good to be true.
+    assert re.fullmatch(r"  time       [\d.]+ s since it went on", result.stdout.splitlines()[-1])
+
+
+def test_progress_of_a_continued_run_counts_from_there() -> None:
+    from headrace.cli.prepare_report import Speed
+
+    speed = Speed()
+
+    def line(input_bytes: int, tokens: int, elapsed_s: float, phase: str = "encode") -> str:
+        progress = TextProgress(
+            phase=phase, input_bytes=input_bytes, total_bytes=1_000_000, documents=1234, tokens=tokens
+        )
+        speed.see(progress, elapsed_s)
+        return speed.text(progress, elapsed_s)
+
+    assert line(900_000, 400_000, 2.0) == " 90.0%  1,234 documents  0 B/s  0 tokens/s  ? left"
+    assert line(950_000, 420_000, 7.0) == " 95.0%  1,234 documents  10.0 kB/s  4.00 ktokens/s  5.0 s left"
+    assert line(0, 450_000, 12.0, "sort") == "sorting   0.0%  1,234 documents  0 B/s  ? left"
+    assert line(200_000, 450_000, 14.0, "sort") == "sorting  20.0%  1,234 documents  100 kB/s  8.0 s left"

@@ -5,6 +5,7 @@ The blocks of a file run in order, in one namespace and in a folder of its own, 
     data/part-0.jsonl, data/part-1.jsonl     text
     data/web.bin, data/web.idx               the same, as a bare pair
     tokenizer.json                           one id a word
+    my_filters.py                            the function of docs/prepare.md
     stores/web, stores/code                  prepared
 
 In ``python`` blocks the lines that begin with ``#>`` are what the block
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -26,7 +28,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from headrace.prepare import TextOptions, prepare_text
+from headrace.prepare import TextOptions, TokenOptions, prepare_text
 
 ROOT = Path(__file__).parents[2]
 HEADRACE = str(Path(sysconfig.get_path("scripts")) / "headrace")
@@ -68,14 +70,18 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir(parents=True)
         texts = [" ".join(words[draw.integers(0, len(words), draw.integers(1, 500))]) for _ in range(num_documents)]
         for part in range(2):
-            lines = [json.dumps({"text": text}) + "\n" for text in texts[part::2]]
+            rows = list(enumerate(texts))[part::2]
+            lines = [json.dumps({"id": number, "text": text}) + "\n" for number, text in rows]
             (folder / name / f"part-{part}.jsonl").write_text("".join(lines))
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, output in (("data", "web"), ("more", "code")):
-        options = TextOptions(append_eod=True, workers=1)
+        options = TextOptions(tokens=TokenOptions(append_eod=True), workers=1)
         prepare_text([folder / name], folder / "stores" / output, tokenizer=folder / "tokenizer.json", options=options)
+    page = (ROOT / "docs/prepare.md").read_text(encoding="utf-8")
+    [code] = [match[2] for match in FENCE.finditer(page) if match[2].startswith("# my_filters.py")]
+    (folder / "my_filters.py").write_text(code)
     for suffix in (".bin", ".idx"):
         shutil.copy(folder / "stores" / "web" / f"text_document{suffix}", folder / "data" / f"web{suffix}")
     shutil.rmtree(folder / "more")
@@ -114,7 +120,7 @@ def run_commands(block: Block) -> None:
     for line in block.code.replace("\\\n", " ").splitlines():
         if not line.startswith("headrace "):
             continue
-        command = line.split("#")[0].split()
+        command = shlex.split(line, comments=True)
         done = subprocess.run([HEADRACE, *command[1:]], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{block.file}, line {block.line}: {line}\n{done.stdout}{done.stderr}"
 

@@ -13,6 +13,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "blend.py": ["90.000 % code: blend, endless", "code/small: 360 of the first 1,600", "counts over the whole run: ["],
     "corpus.py": ["headrace-example-"],
+    "prepare_corpus.py": [
+        "'bad': 1, 'duplicate': 3, 'filter:functions only': ",
+        "line 20: malformed JSON",
+        "document 2 is line ",
+    ],
     "torch_dataset.py": ["windows of 64 tokens every 32", "batches"],
     "torchrun_ddp.py": ["rank 0 of 2: 30 micro-batches in 10 steps", "rank 1 of 2: 30 micro-batches in 10 steps"],
     "train_loop.py": ["before the stop: [", "loss at first"],

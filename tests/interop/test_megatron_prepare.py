@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sysconfig
 import warnings
@@ -15,8 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import headrace
 from headrace.cli import main
+from headrace.stores import load_manifest
 
 pytestmark = pytest.mark.interop
+
+NUM_ADDED = 10
 
 
 @pytest.fixture(scope="module")
@@ -37,44 +41,134 @@ def texts() -> list[str]:
     return [*pieces, "", " ", "naïve 漢字 🙂 <|endoftext|>", "last"]
 
 
-@pytest.mark.parametrize("vocab_size", [600, 66_000], ids=["uint16", "int32"])
-def test_prepared_text_is_megatrons(tmp_path: Path, megatron: Any, texts: list[str], vocab_size: int) -> None:
+def train(folder: Path, texts: list[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE, saved as ``tokenizer.json``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=600, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
     )
-    # Added tokens count: with these the ids no longer fit 16 bits as Megatron counts them.
+    # The bulk is tokens that no merge makes; added tokens count, and with the last few the ids no longer fit 16 bits.
+    content = json.loads(tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {f"<unused-{i}>": i for i in range(len(vocabulary), vocab_size - NUM_ADDED)}
+    tokenizer = Tokenizer.from_str(json.dumps(content))
     tokenizer.add_tokens([f"<extra-{i}>" for i in range(vocab_size - tokenizer.get_vocab_size())])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with (tmp_path / "in.jsonl").open("w") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-    out = tmp_path / "out"
-    arguments = ["prepare", str(tmp_path / "in.jsonl"), "--output", str(out), "--append-eod", "--quiet"]
-    ran = CliRunner().invoke(main, [*arguments, "--tokenizer", str(tmp_path / "tokenizer.json"), "--workers", "2"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """As Megatron's tool with ``--append-eod``: an empty text has no end, and special tokens in text are tokens."""
+    rows = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    return [[*ids, 0] if ids else [] for ids in rows]
+
+
+def write_records(path: Path, records: list[dict[str, str]]) -> None:
+    with path.open("w") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def prepare(folder: Path, *arguments: str) -> Path:
+    out = folder / "out"
+    common = ["prepare", str(folder / "in.jsonl"), "--output", str(out), "--append-eod", "--quiet", "--workers", "2"]
+    common += ["--tokenizer", str(folder / "tokenizer.json"), "--special-tokens-in-text", "encode"]
+    ran = CliRunner().invoke(main, [*common, *arguments])
     assert ran.exit_code == 0, ran.output
+    return out
 
-    dtype = megatron.DType.optimal_dtype(vocab_size)
-    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype)
-    documents = []
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        documents.append([*ids, 0] if ids else [])
-        builder.add_document(documents[-1], [len(documents[-1])] if documents[-1] else [])
-    builder.finalize(str(tmp_path / "theirs.idx"))
+
+def build(megatron: Any, prefix: Path, documents: list[list[int]], dtype: Any) -> None:
+    """The original's builder, fed as its tool feeds it."""
+    builder = megatron.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for ids in documents:
+        builder.add_document(ids, [len(ids)] if ids else [])
+    builder.finalize(f"{prefix}.idx")
+
+
+def assert_same_files(ours: Path, theirs: Path) -> None:
     for suffix in (".bin", ".idx"):
-        assert (out / f"text_document{suffix}").read_bytes() == (tmp_path / f"theirs{suffix}").read_bytes()
+        assert Path(f"{ours}{suffix}").read_bytes() == Path(f"{theirs}{suffix}").read_bytes(), suffix
 
+
+def read_documents(megatron: Any, prefix: Path) -> list[list[int]]:
+    """What the original's reader finds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        peer = megatron.IndexedDataset(str(out / "text_document"))
+        peer = megatron.IndexedDataset(str(prefix))
+    bounds = peer.document_indices.tolist()
+    return [[int(token) for at in range(begin, end) for token in peer[at]] for begin, end in itertools.pairwise(bounds)]
+
+
+@pytest.mark.parametrize("backend", ["tokenizers", "gigatoken", "fastokens"])
+@pytest.mark.parametrize("vocab_size", [620, 65_505], ids=["uint16", "int32"])
+def test_prepared_text_is_megatrons(
+    tmp_path: Path, megatron: Any, texts: list[str], vocab_size: int, backend: str
+) -> None:
+    tokenizer = train(tmp_path, texts, vocab_size)
+    write_records(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    out = prepare(tmp_path, "--backend", backend)
+    used = load_manifest(out).backend
+    assert used is not None
+    assert used.name == backend  # proved, and no mismatch later
+    documents = encode(tokenizer, texts)
+    assert 0 in documents[-2][:-1]  # the special token inside the text
+    build(megatron, tmp_path / "theirs", documents, megatron.DType.optimal_dtype(vocab_size))
+    assert_same_files(out / "text_document", tmp_path / "theirs")
+
+    assert read_documents(megatron, out / "text_document") == documents
     ours = headrace.open(str(out))
-    assert ours.num_documents == len(peer.document_indices) - 1 == len(texts)
-    assert np.array_equal(np.concatenate([peer[i] for i in range(len(peer))]), ours.fetch(0, ours.num_tokens))
+    assert ours.num_documents == len(texts)
     for i, document in enumerate(documents):
         assert ours.document(i).tolist() == document
     assert list(ours.check(vocab_size=vocab_size)) == []
+
+
+def test_each_shard_is_megatrons(tmp_path: Path, megatron: Any, texts: list[str]) -> None:
+    """Shards are what its builder would have made of their documents; its reader of one after another gives all."""
+    tokenizer = train(tmp_path, texts, 620)
+    write_records(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    documents = encode(tokenizer, texts)
+    limit = 20_000
+    out = prepare(tmp_path, "--shard-tokens", str(limit))
+    shards = sorted(out.glob("*.bin"))
+    assert len(shards) > 5
+    found = []
+    for shard in shards:
+        part = read_documents(megatron, shard.with_suffix(""))
+        assert sum(map(len, part)) <= limit
+        build(megatron, tmp_path / "theirs", part, np.uint16)
+        assert_same_files(shard.with_suffix(""), tmp_path / "theirs")
+        found += part
+    assert found == documents
+
+
+@pytest.mark.parametrize("shards", [(), ("--shard-tokens", "20000")], ids=["single", "sharded"])
+def test_shuffled_text_is_the_same_documents(
+    tmp_path: Path, megatron: Any, texts: list[str], shards: tuple[str, ...]
+) -> None:
+    tokenizer = train(tmp_path, texts, 620)
+    write_records(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    documents = encode(tokenizer, texts)
+    out = prepare(tmp_path, "--shuffle", "5", *shards)
+    files = sorted(out.glob("*.bin"))
+    assert (len(files) > 1) == bool(shards)
+    found = [document for file in files for document in read_documents(megatron, file.with_suffix(""))]
+    assert found != documents
+    assert sorted(found) == sorted(documents)
+
+
+def test_several_fields_are_megatrons_json_keys(tmp_path: Path, megatron: Any, texts: list[str]) -> None:
+    """``--field a --field b`` as ``--json-keys a b``: a pair of files for each key."""
+    tokenizer = train(tmp_path, texts, 620)
+    titles = [text[:20] for text in texts]
+    records = [{"title": title, "body": text} for title, text in zip(titles, texts, strict=True)]
+    write_records(tmp_path / "in.jsonl", records)
+    out = prepare(tmp_path, "--field", "title", "--field", "body")
+    for key, column in (("title", titles), ("body", texts)):
+        build(megatron, tmp_path / key, encode(tokenizer, column), np.uint16)
+        assert_same_files(out / f"{key}_document", tmp_path / key)
 
 
 def test_windows_are_megatrons_samples(tmp_path: Path, megatron: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import StoreError
-from headrace.io import BLOCK_BYTES, FileHasher, FileSum, file_sum, hash_bytes
+from headrace.io import BLOCK_BYTES, FileHasher, FileSum, file_sum, hash_bytes, hash_file
 
 
 def plain_sum(data: bytes, block_bytes: int, name: str = "x") -> FileSum:
@@ -46,3 +47,18 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_hash_bytes_is_xxh3_128() -> None:
     # The published test vector of the empty input.
     assert hash_bytes(b"") == "99aa06d3014798d86001c324468d497f"
+
+
+@given(st.binary(max_size=60), st.integers(0, 60), st.integers(1, 16))
+def test_a_hasher_goes_on_behind_the_first_bytes_of_a_file(data: bytes, size: int, block_bytes: int) -> None:
+    size = min(size, len(data))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.io.checksum._READ_BYTES", 7)
+        path = Path(folder) / "f"
+        path.write_bytes(data)
+        hasher = hash_file(path, size=size, block_bytes=block_bytes)
+        assert hasher.size == size
+        hasher.update(data[size:])
+        assert hasher.sum("x") == plain_sum(data, block_bytes)
+        with pytest.raises(StoreError, match=rf"f: wanted the first {len(data) + 1} bytes, the file has {len(data)}$"):
+            hash_file(path, size=len(data) + 1)

@@ -79,7 +79,7 @@ class Kit:
     def output(self, folder: Path) -> tuple[bytes, bytes]:
         """The ``.bin`` and ``.idx`` in a folder, after a look that there is nothing else but the manifest."""
         found = sorted(path.name for path in folder.iterdir())
-        assert found == ["headrace.json", "text_document.bin", "text_document.idx"]
+        assert found == ["headrace.json", "provenance", "text_document.bin", "text_document.idx"]
         return (folder / "text_document.bin").read_bytes(), (folder / "text_document.idx").read_bytes()
 
 

@@ -1,9 +1,8 @@
-"""Dealing of tasks, with workers that exist only in the test: order, bounds, failures."""
+"""Dealing of tasks, with workers that exist only in the test: order, bounds, deaths, failures."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,21 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import WorkerError
-from headrace.prepare.executor import RUN_AHEAD, run_tasks
-from headrace.prepare.inputs import SourceFile
-from headrace.prepare.messages import Failed, HashDone, HashTask, Order, Progress, Reply, TextDone, TextTask
-from headrace.prepare.tasks import Task
+from headrace.prepare.executor import MAX_DEATHS, run_tasks
+from headrace.prepare.messages import Failed, HashDone, HashTask, Order, PieceDone, Progress, Reply, SortTask
+from headrace.prepare.sources import SourceFile
 
-FILE = SourceFile(name="a", path="/a", size_bytes=1, mtime_ns=0)
+FILES = [
+    SourceFile(name=str(number), path="/a", format="jsonl", size_bytes=1, mtime_ns=0, extent=1) for number in range(60)
+]
 
 
 class FakeWorkers:
-    """Answers in an order that a seed decides."""
+    """Answers in an order that a seed decides; some of them die."""
 
-    def __init__(self, number: int, seed: int) -> None:
+    def __init__(self, number: int, seed: int, *, deadly: float = 0.0) -> None:
         self._number = number
         self._chance = random.Random(seed)
         self._is_uneven = seed % 2 == 1
+        self._deadly = deadly
+        self._done: dict[int, int] = {}
+        self._dead: set[int] = set()
+        self._deaths: dict[Order, int] = {}
+        self.num_replaced = 0
         self.running: dict[int, Order] = {}
         self.most_ahead = 0
         self.turn = 0
@@ -35,69 +40,172 @@ class FakeWorkers:
 
     def send(self, worker: int, order: Order) -> None:
         assert worker not in self.running, "a worker has one order at a time"
+        assert worker not in self._dead
         self.running[worker] = order
-        if isinstance(order, TextTask):
-            self.most_ahead = max(self.most_ahead, order.task.number - self.turn)
+        self._done[worker] = 0
+        self.most_ahead = max(self.most_ahead, order.turn - self.turn)
 
-    def receive(self, timeout_s: float) -> list[tuple[int, Reply]]:
+    def replace(self, worker: int) -> str:
+        self._dead.remove(worker)
+        self.num_replaced += 1
+        return f"worker {worker + 1} died"
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Reply | None]]:
         busy = sorted(self.running)
         if self._is_uneven and len(busy) > 1:  # the task whose turn it is comes last
-            busy.remove(min(busy, key=lambda worker: _number(self.running[worker])))
+            busy.remove(min(busy, key=lambda worker: self.running[worker].turn % 1000))
         count = self._chance.randint(0 if timeout_s == 0 else min(1, len(busy)), len(busy))
-        replies: list[tuple[int, Reply]] = []
-        for worker in self._chance.sample(busy, count):
-            if self._chance.random() < 0.3:
-                replies.append((worker, Progress(0, 1, 1, 1)))
-            else:
-                replies.append((worker, answer(self.running.pop(worker))))
-        return replies
+        return [(worker, self._reply(worker)) for worker in self._chance.sample(busy, count)]
+
+    def _reply(self, worker: int) -> Reply | None:
+        order = self.running[worker]
+        if self._chance.random() < 0.2:
+            return Progress(order.turn, 1, 1, 1)
+        if self._chance.random() < self._deadly and self._deaths.get(order, 0) < MAX_DEATHS - 1:
+            self._deaths[order] = self._deaths.get(order, 0) + 1
+            del self.running[worker]
+            self._dead.add(worker)
+            return None
+        reply = answer(order, self._done[worker])
+        self._done[worker] += 1
+        if not isinstance(reply, PieceDone) or reply.is_last:
+            del self.running[worker]
+        return reply
 
 
-def _number(order: Order) -> int:
-    return order.task.number if isinstance(order, TextTask) else 1000
-
-
-def answer(order: Order) -> TextDone | HashDone | Failed:
+def answer(order: Order, piece: int) -> PieceDone | HashDone | Failed:
+    """A task has one to four pieces; some fail, at the begin or after two pieces."""
     if isinstance(order, HashTask):
         return HashDone(order.number, "")
-    if order.task.number % 5 == 3:
-        return Failed(order.task.number, "input", "bad")
-    return TextDone(order.task.number, (), 0, 0, 0, 0)
+    if order.turn % 5 == 3 and piece == order.turn % 3:
+        return Failed(order.turn, "input", "bad")
+    return PieceDone(order.turn, piece, piece == num_pieces(order.turn) - 1)
 
 
-@given(seed=st.integers(0, 1 << 32), num_workers=st.integers(1, 5), kinds=st.lists(st.booleans(), max_size=40))
-def test_results_in_order_and_workers_not_far_ahead(seed: int, num_workers: int, kinds: list[bool]) -> None:
+def num_pieces(turn: int) -> int:
+    return 1 + turn % 4
+
+
+def wanted(turn: int) -> list[tuple[int, int]]:
+    """Turn and piece of what a task yields; -1 is a failure."""
+    if turn % 5 == 3 and turn % 3 < num_pieces(turn):
+        return [*((turn, piece) for piece in range(turn % 3)), (turn, -1)]
+    return [(turn, piece) for piece in range(num_pieces(turn))]
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    num_workers=st.integers(1, 5),
+    kinds=st.lists(st.booleans(), max_size=40),
+    first=st.integers(0, 9),
+    run_ahead=st.integers(0, 3),
+    deadly=st.sampled_from([0.0, 0.3]),
+    whole=st.sets(st.integers(0, 20)),
+)
+def test_results_in_order_and_workers_not_far_ahead(
+    seed: int, num_workers: int, kinds: list[bool], first: int, run_ahead: int, deadly: float, whole: set[int]
+) -> None:
     orders: list[Order] = []
-    for number, is_text in enumerate(kinds):
-        text = sum(kinds[:number])
-        orders.append(TextTask(Task(text, ()), ()) if is_text else HashTask(number, FILE))
-    workers: Any = FakeWorkers(num_workers, seed)
+    for number, is_task in enumerate(kinds):
+        orders.append(SortTask(first + sum(kinds[:number]), 0) if is_task else HashTask(number, FILES[number]))
+    last = first + sum(kinds)
+    ready = [PieceDone(*at, at == wanted(turn)[-1]) for turn in whole & set(range(first, last)) for at in wanted(turn)]
+    ready = [piece for piece in ready if all(at[1] >= 0 for at in wanted(piece.turn))]
+    workers: Any = FakeWorkers(num_workers, seed, deadly=deadly)
+    workers.turn = first
     reports: list[Progress | None] = []
-    texts, hashes = [], []
-    for result in run_tasks(workers, orders, on_progress=reports.append, interval_s=1.0):
+    tasks, hashes = [], []
+    for result in run_tasks(
+        workers,
+        orders,
+        first_turn=first,
+        ready=random.Random(seed).sample(ready, len(ready)),
+        run_ahead=run_ahead,
+        on_progress=reports.append,
+        interval_s=1.0,
+    ):
         if isinstance(result, HashDone):
             hashes.append(result.number)
-        else:
-            texts.append(result.number)
-            workers.turn = result.number + 1
-            assert isinstance(result, Failed) == (result.number % 5 == 3)
-    assert texts == list(range(sum(kinds)))
-    assert sorted(hashes) == [number for number, is_text in enumerate(kinds) if not is_text]
-    assert workers.most_ahead <= RUN_AHEAD * num_workers
+            continue
+        tasks.append((result.turn, result.piece if isinstance(result, PieceDone) else -1))
+        if isinstance(result, Failed) or result.is_last:
+            workers.turn = result.turn + 1
+    assert tasks == [at for turn in range(first, last) for at in wanted(turn)]
+    assert sorted(hashes) == [number for number, is_task in enumerate(kinds) if not is_task]
+    assert workers.most_ahead <= run_ahead * num_workers
     assert workers.running == {}
+    assert (None in reports) == bool(orders)
+    if ready:  # they are not made again
+        assert not {piece.turn for piece in ready} & {report.turn for report in reports if report is not None}
 
 
-def test_a_dead_worker_ends_it_all() -> None:
-    class Dead:
+class Mortal:
+    """One worker that dies at every order, or before any."""
+
+    def __init__(self, *, idle: bool) -> None:
+        self._is_idle = idle
+        self.num_deaths = 0
+        self._orders: list[Order] = []
+
+    def __len__(self) -> int:
+        return 1
+
+    def send(self, worker: int, order: Order) -> None:
+        self._orders.append(order)
+
+    def replace(self, worker: int) -> str:
+        self.num_deaths += 1
+        return "worker 1 of 1 was killed"
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Reply | None]]:
+        return [(0, None)] if self._orders or self._is_idle else []
+
+
+def run(workers: Any, orders: list[Order]) -> list[object]:
+    return list(
+        run_tasks(workers, orders, first_turn=0, ready=(), run_ahead=2, on_progress=lambda report: None, interval_s=1.0)
+    )
+
+
+@pytest.mark.parametrize("order", [SortTask(0, 0), HashTask(0, FILES[0])])
+def test_a_task_that_kills_each_worker_ends_the_run(order: Order) -> None:
+    workers = Mortal(idle=False)
+    with pytest.raises(
+        WorkerError, match=r"worker 1 of 1 was killed\. It was the 3rd worker .* the same task"
+    ) as caught:
+        run(workers, [order, SortTask(1, 0)])
+    assert workers.num_deaths == MAX_DEATHS
+    assert "run the same command again, with fewer --workers or more memory" in str(caught.value)
+
+
+def test_deaths_are_counted_for_each_task_alone() -> None:
+    """Also for files that are hashed, which have no turn."""
+
+    class Unlucky(FakeWorkers):
+        def _reply(self, worker: int) -> Reply | None:
+            order = self.running[worker]
+            if self._deaths.get(order, 0) < MAX_DEATHS - 1:
+                self._deaths[order] = self._deaths.get(order, 0) + 1
+                del self.running[worker]
+                self._dead.add(worker)
+                return None
+            return super()._reply(worker)
+
+    workers = Unlucky(2, 0)
+    orders: list[Order] = [HashTask(number, FILES[number]) for number in range(5)]
+    assert len(run(workers, [*orders, SortTask(0, 0), SortTask(1, 0)])) == 5 + 1 + 2
+    assert workers.num_replaced == 7 * (MAX_DEATHS - 1)
+
+
+def test_workers_that_die_before_they_have_anything_to_do() -> None:
+    class Doomed(Mortal):
+        def receive(self, timeout_s: float) -> list[tuple[int, Reply | None]]:
+            return [(1, None)]
+
         def __len__(self) -> int:
             return 2
 
-        def send(self, worker: int, order: Order) -> None:
-            pass
-
-        def receive(self, timeout_s: float) -> Iterator[Any]:
-            raise WorkerError("dead")
-
-    workers: Any = Dead()
-    with pytest.raises(WorkerError, match="dead"):
-        list(run_tasks(workers, [HashTask(0, FILE)], on_progress=lambda progress: None, interval_s=1.0))
+    workers = Doomed(idle=True)
+    with pytest.raises(WorkerError, match="No worker can be started; nothing was written"):
+        run(workers, [SortTask(0, 0)])
+    assert workers.num_deaths == 2 * MAX_DEATHS

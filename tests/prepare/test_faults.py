@@ -1,256 +1,311 @@
-"""Killed workers, killed runs, full disks, lost documents: an error that says so, and nothing that opens."""
+"""Real processes that are killed: workers, the parent, all of them; and parts of a run that are lost on the way."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
+import faults
 import headrace
+from counts import cases
 from headrace.errors import HeadraceError, OutputError, StoreError, WorkerError
-from headrace.prepare import TextOptions, TextProgress, prepare_text, text
+from headrace.prepare import (
+    FilterSpec,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TextProgress,
+    TokenOptions,
+    prepare_text,
+    text_run,
+)
 from headrace.prepare.output_folder import WORK_NAME
-from headrace.prepare.part import read_part
-from headrace.stores import IndexedWriter
+from headrace.prepare.piece import read_piece
 
-OPTIONS = TextOptions(append_eod=True, workers=2, task_bytes=50_000)
+TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
+PLAIN = TextOptions(tokens=TOKENS, workers=2, task_bytes=50_000)
+CASES = {
+    "plain": PLAIN,
+    "shuffled": TextOptions(
+        tokens=TOKENS, workers=2, task_bytes=50_000, output=OutputOptions(shuffle=1, shard_tokens=200_000)
+    ),
+    "keyed, no duplicates": TextOptions(
+        tokens=TOKENS,
+        workers=2,
+        task_bytes=50_000,
+        deduplicate=True,
+        records=RecordOptions(id_field="text"),
+        output=OutputOptions(format="keyed", shard_tokens=200_000),
+    ),
+}
 TIMEOUT_S = 60
 
 
+@pytest.fixture(scope="module")
+def file(corpus: Path) -> Path:
+    """1 MB of documents."""
+    return corpus / "part-0.jsonl"
+
+
+@pytest.fixture(scope="module")
+def wanted(kit: Any, file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """What undisturbed runs make."""
+    folder = tmp_path_factory.mktemp("wanted")
+    for name, options in CASES.items():
+        prepare_text([file], folder / name, tokenizer=kit.tokenizer, options=options)
+    return {name: faults.content(folder / name) for name in CASES}
+
+
 def own_workers(pid: int | None = None) -> list[psutil.Process]:
-    children = psutil.Process(pid).children(recursive=True)
-    return [child for child in children if "headrace.prepare.worker" in " ".join(child.cmdline())]
+    children = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "headrace.prepare.worker" in " ".join(child.cmdline()):
+                children.append(child)
+    return children
 
 
-def once(action: Callable[[], None]) -> Callable[[TextProgress], None]:
+def at_progress(action: Callable[[], None], *, times: int = 1) -> Callable[[TextProgress], None]:
     """Acts when the run is under way."""
-    done = False
+    left = times
 
     def on_progress(progress: TextProgress) -> None:
-        nonlocal done
-        if not done and progress.documents > 0:
-            done = True
+        nonlocal left
+        if left and progress.documents > 0:
+            left -= 1
             action()
 
     return on_progress
 
 
-def start(corpus: Path, output: Path, kit: Any) -> subprocess.Popen[bytes]:
-    """The command line, in a process of its own."""
-    arguments = ["prepare", str(corpus), "--output", str(output), "--tokenizer", str(kit.tokenizer), "--workers", "2"]
-    command = [sys.executable, "-c", "from headrace.cli import main; main()", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def run_program(program: str, corpus: Path, output: Path, kit: Any) -> subprocess.CompletedProcess[str]:
-    """A program that finds ``arguments`` of prepare_text and the names it may want, in a process of its own."""
-    head = (
-        "import os, resource, signal, sys\nfrom pathlib import Path\n"
-        "from headrace.errors import OutputError\nfrom headrace.prepare import TextOptions, prepare_text\n"
-        "options = TextOptions(append_eod=True, workers=2, task_bytes=200_000)\n"
-        "arguments = dict(inputs=[sys.argv[1]], output=sys.argv[2], tokenizer=sys.argv[3], options=options)\n"
-    )
-    command = [sys.executable, "-c", head + program, str(corpus), str(output), str(kit.tokenizer)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-
-
-def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    with process:
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, errors.decode()
-
-
-def wait_for_parts(output: Path, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + TIMEOUT_S
-    while process.poll() is None and time.monotonic() < until:
-        if any(output.glob(f"{WORK_NAME}/parts.*/*.part")):
-            return
-        time.sleep(0.002)
-    raise AssertionError("the run made no parts")
+def kill_one(number: signal.Signals) -> None:
+    with contextlib.suppress(IndexError, psutil.NoSuchProcess):
+        random.choice(own_workers()).send_signal(number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_worker_that_is_killed(kit: Any, corpus: Path, tmp_path: Path, number: signal.Signals) -> None:
-    action = once(lambda: own_workers()[0].send_signal(number))
-    wanted = (
-        "was killed .SIGKILL.: most often the machine .* out of memory" if number == signal.SIGKILL else "signal 15"
-    )
-    with pytest.raises(WorkerError, match=wanted):
-        prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=OPTIONS, on_progress=action)
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("case", CASES)
+def test_workers_that_are_killed_are_replaced(
+    kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]], number: signal.Signals, case: str
+) -> None:
+    options = msgspec.structs.replace(CASES[case], workers=2 if number == signal.SIGKILL else 1)
+    action = at_progress(lambda: kill_one(number), times=2)
+    prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=options, on_progress=action)
+    assert faults.content(tmp_path / "out") == wanted[case]
     assert own_workers() == []
 
 
-def test_ctrl_c_is_not_for_workers(kit: Any, corpus: Path, tmp_path: Path) -> None:
-    action = once(lambda: own_workers()[0].send_signal(signal.SIGINT))
-    options = TextOptions(workers=1)
-    prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=options, on_progress=action)
-    assert kit.output(tmp_path / "out") == kit.plain_loop(sorted(corpus.iterdir()))
+def test_a_task_that_kills_each_worker(
+    kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run gives up and keeps what is done; the same command goes on once the cause is gone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "filter_that_kills.py").write_text(
+        "import os\nfrom pathlib import Path\n\n"
+        "def keep(record):\n"
+        f"    if not Path({str(tmp_path / 'cured')!r}).exists() and 'import getopt' in record['text']:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return True\n"
+    )
+    options = msgspec.structs.replace(PLAIN, filters=FilterSpec(function="filter_that_kills:keep"))
+    with pytest.raises(WorkerError, match=r"was killed \(SIGKILL\): most often .* out of memory .* It was the 3rd"):
+        prepare_text([file], "out", tokenizer=kit.tokenizer, options=options)
+    assert own_workers() == []
+    with pytest.raises(StoreError):
+        headrace.open("out")
+    (tmp_path / "cured").touch()
+    notices: list[str] = []
+    prepare_text([file], "out", tokenizer=kit.tokenizer, options=options, on_notice=notices.append)
+    prepare_text([file], "wanted", tokenizer=kit.tokenizer, options=options)
+    assert faults.content(tmp_path / "out") == faults.content(tmp_path / "wanted")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_workers_that_cannot_start(
-    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("headrace.prepare.executor._COMMAND", "print('a word'); import nonsense_module")
     with pytest.raises(WorkerError, match="ended with exit status 1; its last words are above"):
-        prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=OPTIONS)
+        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
     captured = capfd.readouterr()
     assert "nonsense_module" in captured.err
     assert "a word" in captured.err
     assert captured.out == ""
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_is_killed_leaves_nothing_that_opens_and_is_run_again(
-    kit: Any, corpus: Path, tmp_path: Path
+def test_ctrl_c_is_not_for_workers(kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]]) -> None:
+    action = at_progress(lambda: own_workers()[0].send_signal(signal.SIGINT))
+    prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN, on_progress=action)
+    assert faults.content(tmp_path / "out") == wanted["plain"]
+
+
+PROGRAM = """
+import sys
+import msgspec
+from headrace.prepare import TextOptions, prepare_text, run_plan
+run_plan.MIN_PENDING_BYTES = 50_000
+options = msgspec.json.decode(sys.argv[4], type=TextOptions)
+prepare_text([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], options=options)
+"""
+
+
+def start(file: Path, output: Path, kit: Any, options: TextOptions) -> subprocess.Popen[bytes]:
+    """`prepare_text` with many checkpoints, in a process of its own."""
+    encoded = msgspec.json.encode(options).decode()
+    command = [sys.executable, "-c", PROGRAM, str(file), str(output), str(kit.tokenizer), encoded]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def opens(output: Path) -> bool:
+    try:
+        headrace.open(output).close()
+    except StoreError:
+        return False
+    return True
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """All of it, the parent first, so that it does not see its workers go."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_whole_tree_is_killed_at_random_moments(
+    kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]], case: str, workers: int
 ) -> None:
-    wanted = kit.plain_loop(sorted(corpus.iterdir()), eod=kit.eod)
-    output = tmp_path / "out"
-    for documents in (1, 500, 2000):
-        program = (
-            "def die(progress):\n"
-            f"    if progress.documents >= {documents}:\n"
-            "        os.kill(os.getpid(), signal.SIGKILL)\n"
-            "prepare_text(**arguments, on_progress=die)"
-        )
-        assert run_program(program, corpus, output, kit).returncode == -signal.SIGKILL
-        assert [path.name for path in output.iterdir()] == [WORK_NAME]
-        with pytest.raises(StoreError):
-            headrace.open(output)
-    prepare_text([corpus], output, tokenizer=kit.tokenizer, options=OPTIONS)
-    assert kit.output(output) == wanted
+    """Again and again, and continued each time by another number of workers, until the run comes to its end."""
+    chance = random.Random(f"{case} {workers}")
+    for _ in range(cases(1, 12)):
+        output = tmp_path / "out"
+        for life in itertools.count():
+            number = [workers, 3, 1][life % 3]
+            process = start(file, output, kit, msgspec.structs.replace(CASES[case], workers=number))
+            with process:
+                try:
+                    # Two of the lives end early.
+                    process.communicate(timeout=chance.uniform(0.4, 1.0) if life < 2 else TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    kill_tree(process)
+                    process.communicate()
+            if process.returncode == 0:
+                assert not (output / WORK_NAME).exists()
+                break
+            assert process.returncode == -signal.SIGKILL
+            if opens(output):  # killed when all was done, but for the end of the process
+                break
+        shutil.rmtree(output / WORK_NAME, ignore_errors=True)
+        assert faults.content(output) == wanted[case]
+        shutil.rmtree(output)
+
+
+def wait_for_pieces(output: Path, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + TIMEOUT_S
+    while process.poll() is None and time.monotonic() < until:
+        if (output / WORK_NAME / "state").exists() and any(output.glob(f"{WORK_NAME}/parts.*/*.piece")):
+            return
+        time.sleep(0.002)
+    raise AssertionError("the run made no pieces")
 
 
 def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_path: Path) -> None:
-    process = start(corpus, tmp_path / "out", kit)
-    wait_for_parts(tmp_path / "out", process)
+    process = start(corpus, tmp_path / "out", kit, PLAIN)
+    wait_for_pieces(tmp_path / "out", process)
     workers = own_workers(process.pid)
     assert len(workers) == 2
     process.kill()
-    finish(process)
+    with process:
+        process.communicate(timeout=TIMEOUT_S)
     _, alive = psutil.wait_procs(workers, timeout=TIMEOUT_S)
     assert alive == []
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_cleans_up(kit: Any, corpus: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
-    process = start(corpus, tmp_path / "out", kit)
-    wait_for_parts(tmp_path / "out", process)
+def test_ctrl_c_keeps_what_is_done(kit: Any, corpus: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    output = tmp_path / "out"
+    program = (
+        "from headrace.prepare import run_plan, text; run_plan.MIN_PENDING_BYTES = 50_000; "
+        "text.choose_task_bytes = lambda total: 50_000; "
+        "from headrace.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "prepare", str(corpus), "--output", str(output)]
+    command += ["--tokenizer", str(kit.tokenizer), "--workers", "2", "--backend", "tokenizers"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_pieces(output, process)
+    workers = own_workers(process.pid)
     if number == signal.SIGINT:  # some schedulers send it to every process of the job
-        for worker in own_workers(process.pid):
+        for worker in workers:
             worker.send_signal(number)
     process.send_signal(number)
-    found, errors = finish(process)
-    assert (found, errors) == (code, "interrupted\n" if code == 130 else "terminated\n")
-    assert not (tmp_path / "out").exists()
+    with process:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == code
+    assert errors.decode().endswith("interrupted\n" if code == 130 else "terminated\n")
+    assert "Traceback" not in errors.decode()
+    _, alive = psutil.wait_procs(workers, timeout=TIMEOUT_S)
+    assert alive == []
+    assert (output / WORK_NAME / "state").exists()
+    with pytest.raises(StoreError):
+        headrace.open(output)
+    done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True)
+    assert b"note: continuing the unfinished run in this folder: " in done.stderr
+    options = TextOptions(tokens=TokenOptions(backend="tokenizers"), task_bytes=50_000)
+    prepare_text([corpus], tmp_path / "wanted", tokenizer=kit.tokenizer, options=options)
+    assert faults.content(output) == faults.content(tmp_path / "wanted")
 
 
-def test_a_move_that_is_killed_is_undone(kit: Any, corpus: Path, tmp_path: Path) -> None:
-    wanted = kit.plain_loop(sorted(corpus.iterdir()), eod=kit.eod)
-    output = tmp_path / "out"
-    for moves in range(4):
-        program = (
-            f"left, real_rename = {moves}, Path.rename\n"
-            "def rename(self, target):\n"
-            "    global left\n"
-            "    if Path(target).parent.name != 'out': return real_rename(self, target)\n"
-            "    if left == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
-            "    left -= 1\n"
-            "    real_rename(self, target)\n"
-            f"    if left == 0 and {moves} == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-            "Path.rename = rename\n"
-            "prepare_text(**arguments)"
-        )
-        assert run_program(program, corpus, output, kit).returncode == -signal.SIGKILL
-        if moves < 3:
-            with pytest.raises(StoreError):
-                headrace.open(output)
-    # The last run had moved everything before it died: that is an earlier run's output, whole.
-    with pytest.raises(OutputError, match="holds the output of an earlier run; --overwrite replaces it"):
-        prepare_text([corpus], output, tokenizer=kit.tokenizer, options=OPTIONS)
-    assert kit.output(output) == wanted
+@pytest.fixture
+def small_run() -> Iterator[None]:
+    with faults.small_run():
+        yield
 
 
-@pytest.mark.parametrize("limit_bytes", [1_000, 70_000, 400_000])
-def test_a_full_disk(kit: Any, corpus: Path, tmp_path: Path, limit_bytes: int) -> None:
-    """Files may not grow past a limit: the copy of the tokeniser does, the parts do, or the store alone."""
-    program = (
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))\n"
-        "try: prepare_text(**arguments)\n"
-        "except OutputError as error: print(error)\n"
-    )
-    done = run_program(program, corpus, tmp_path / "out", kit)
-    assert done.returncode == 0, done.stderr
-    what = {1_000: "tokenizer.json", 70_000: ".part", 400_000: "text_document.bin"}[limit_bytes]
-    assert what in done.stdout
-    assert "File too large" in done.stdout
-    assert not (tmp_path / "out").exists()
+@pytest.mark.usefixtures("small_run")
+def test_a_task_left_out_of_the_plan(kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_orders = text_run.RunPlan.orders
+
+    def without_last(self: Any, **arguments: Any) -> Any:
+        orders = real_orders(self, **arguments)
+        return orders[:-1] if orders[-1].turn >= 0 else orders
+
+    monkeypatch.setattr(text_run.RunPlan, "orders", without_last)
+    with pytest.raises(HeadraceError, match=r"does not balance: .*part-0\.jsonl: its extent, and what was read"):
+        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
+    with pytest.raises(StoreError):
+        headrace.open(tmp_path / "out")
 
 
-def test_a_disk_that_is_full_at_the_very_end(
-    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("small_run")
+@pytest.mark.parametrize("cut", [1, 16, 100])
+def test_a_piece_that_was_cut_short(
+    kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
-    def refuse(*args: object) -> None:
-        raise OSError(28, "No space left on device")
+    def cut_short(path: Path) -> Any:
+        os.truncate(path, path.stat().st_size - cut)
+        return read_piece(path)
 
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(OutputError, match="No space left on device"):
-        prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=OPTIONS)
+    monkeypatch.setattr(text_run, "read_piece", cut_short)
+    with pytest.raises(OutputError, match=r"0\.0\.piece: a temporary piece is (damaged|torn)"):
+        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_document_lost_on_the_way_to_the_store(
-    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real_add = IndexedWriter.add_documents
-
-    def lose_one(self: IndexedWriter, tokens: Any, lengths: Any) -> None:
-        real_add(self, tokens[: len(tokens) - lengths[-1]], lengths[:-1])
-
-    monkeypatch.setattr(IndexedWriter, "add_documents", lose_one)
-    with pytest.raises(HeadraceError, match="does not balance: documents read, and documents in the store"):
-        prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=OPTIONS)
-    assert not (tmp_path / "out").exists()
-
-
-def test_tokens_lost_on_the_way_to_the_store(
-    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lose_a_token(*args: Any, **kwargs: Any) -> Any:
-        tokens, lengths = read_part(*args, **kwargs)
-        lengths[lengths.argmax()] -= 1
-        return tokens[:-1], lengths
-
-    monkeypatch.setattr(text, "read_part", lose_a_token)
-    with pytest.raises(HeadraceError, match="does not balance: tokens made, and tokens in the store"):
-        prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=OPTIONS)
-
-
-def test_a_task_left_out_of_the_plan(kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_plan = text.plan_tasks
-
-    def drop_last(*args: Any, **kwargs: Any) -> Any:
-        return real_plan(*args, **kwargs)[:-1]
-
-    monkeypatch.setattr(text, "plan_tasks", drop_last)
-    with pytest.raises(HeadraceError, match=r"does not balance: .*: bytes of the file, and bytes read"):
-        prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=OPTIONS)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_part_that_was_cut_short(kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(path: Path, *args: Any, **kwargs: Any) -> Any:
-        os.truncate(path, path.stat().st_size - 2)
-        return read_part(path, *args, **kwargs)
-
-    monkeypatch.setattr(text, "read_part", cut)
-    with pytest.raises(OutputError, match=r"a temporary part has .* bytes, its worker wrote"):
-        prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=OPTIONS)

@@ -7,50 +7,76 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from headrace.prepare.inputs import find_inputs
-from headrace.prepare.messages import Failed, HashTask, Setup, TextTask
-from headrace.prepare.tasks import Span, Task
+from headrace.prepare import TextOptions
+from headrace.prepare.backends import Choice
+from headrace.prepare.messages import Failed, HashTask, SortTask, TextTask
+from headrace.prepare.run_plan import RunPlan
+from headrace.prepare.sources import RecordSpec, SourceFile, Span, Task, find_inputs
+from headrace.prepare.tokenizer import load_tokenizer
 from headrace.prepare.worker import Worker
 
 
-def make_worker(kit: Any, folder: Path, **other: Any) -> Worker:
-    settings = {"parent": os.getppid(), "text_field": "text", "eod": None, "vocab_size": kit.vocab_size, **other}
-    setup = Setup(parts=str(folder), tokenizer=str(kit.tokenizer), dtype="uint16", **settings)
+def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any) -> Worker:
+    loaded = load_tokenizer(kit.tokenizer)
+    plan = RunPlan(
+        files=tuple(files),
+        options=TextOptions(),
+        tokenizer=msgspec.structs.replace(loaded, vocab_size=changes.pop("vocab_size", kit.vocab_size)),
+        eod=None,
+        bos=None,
+        choice=Choice(name="tokenizers", version="", reasons={}),
+        task_bytes=1 << 20,
+    )
+    setup = plan.setup(parts=str(folder), buckets=str(folder), tokenizer=str(kit.tokenizer), backend="tokenizers")
+    setup = msgspec.structs.replace(setup, **{"parent": os.getppid(), **changes})
     ours, theirs = Pipe()
     theirs.close()
     return Worker(ours, setup)
 
 
-def test_a_worker_whose_parent_is_gone_gives_up_within_a_block(kit: Any, corpus: Path, tmp_path: Path) -> None:
-    files = find_inputs([corpus])
-    worker = make_worker(kit, tmp_path, parent=-1)
-    order = TextTask(Task(0, (Span(0, 0, files[0].size_bytes),)), (files[0],))
-    for each in (order, HashTask(0, files[0])):
+@pytest.fixture
+def files(corpus: Path) -> list[SourceFile]:
+    return find_inputs([corpus], spec=RecordSpec())
+
+
+def text_task(files: list[SourceFile], number: int = 0) -> TextTask:
+    return TextTask(Task(number, (Span(0, 0, files[0].size_bytes),)), (files[0],))
+
+
+def test_a_worker_whose_parent_is_gone_gives_up_within_a_block(
+    kit: Any, files: list[SourceFile], tmp_path: Path
+) -> None:
+    worker = make_worker(kit, tmp_path, files, parent=-1)
+    for each in (text_task(files), HashTask(0, files[0])):
         with pytest.raises(SystemExit):
             worker.handle(each)
 
 
-def test_a_tokeniser_that_contradicts_itself(kit: Any, corpus: Path, tmp_path: Path) -> None:
-    files = find_inputs([corpus])
-    order = TextTask(Task(0, (Span(0, 0, files[0].size_bytes),)), (files[0],))
-    reply = make_worker(kit, tmp_path, vocab_size=300).handle(order)
+def test_a_tokeniser_that_contradicts_itself(kit: Any, files: list[SourceFile], tmp_path: Path) -> None:
+    reply = make_worker(kit, tmp_path, files, vocab_size=300).handle(text_task(files))
     assert isinstance(reply, Failed)
     assert reply.kind == "input"
     assert "its vocabulary has 300 tokens: this tokenizer.json contradicts itself" in reply.message
 
 
+def test_a_bucket_that_is_gone(kit: Any, files: list[SourceFile], tmp_path: Path) -> None:
+    reply = make_worker(kit, tmp_path, files).handle(SortTask(3, 100))
+    assert isinstance(reply, Failed)
+    assert (reply.turn, reply.kind) == (3, "output")
+    assert "a bucket cannot be read back: No such file" in reply.message
+
+
 def test_what_nobody_foresaw_is_told_with_its_traceback(
-    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kit: Any, files: list[SourceFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("unforeseen")
 
-    files = find_inputs([corpus])
-    monkeypatch.setattr("headrace.prepare.text_task.read_blocks", fail)
-    order = TextTask(Task(7, (Span(0, 0, files[0].size_bytes),)), (files[0],))
-    reply = make_worker(kit, tmp_path).handle(order)
+    monkeypatch.setattr("headrace.prepare.text_task.open_span", fail)
+    reply = make_worker(kit, tmp_path, files).handle(text_task(files, 7))
     assert isinstance(reply, Failed)
-    assert (reply.number, reply.kind) == (7, "crash")
+    assert (reply.turn, reply.kind) == (7, "crash")
     assert "ZeroDivisionError: unforeseen" in reply.message

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import headrace.stores as stores
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import file_sum
-from headrace.stores import IndexedWriter, indexed_writer, optimal_dtype
+from headrace.stores import IndexedWriter, KeyInfo, optimal_dtype, token_file
 from headrace.testing.indexed import write_shard
 from headrace.testing.strategies import numbered_documents
 
@@ -50,7 +50,7 @@ def test_calls_and_chunks_do_not_show(
     folder = tmp_path_factory.mktemp("w")
     whole = write_shard(folder / "whole", documents, "int32")
     with pytest.MonkeyPatch.context() as patch, IndexedWriter(folder / "parts", dtype="int32") as writer:
-        patch.setattr(indexed_writer, "_CHUNK", 3)
+        patch.setattr(token_file, "CHUNK", 3)
         for part in np.split(np.arange(len(documents)), sorted(cut for cut in cuts if cut < len(documents))):
             tokens = [documents[number] for number in part]
             writer.add_documents(np.concatenate(tokens) if tokens else np.zeros(0, "i4"), np.array(lengths)[part])
@@ -63,13 +63,14 @@ def test_calls_and_chunks_do_not_show(
 def test_what_was_written(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "x", [np.array([1, 2]), np.array([3])])
     assert shard == stores.WrittenShard(
+        format="indexed",
         prefix=str(tmp_path / "x"),
         num_documents=2,
-        num_tokens=3,
-        dtype="uint16",
+        keys={"tokens": KeyInfo(dtype="uint16", tokens=3)},
         contiguous=True,
         files=(file_sum(tmp_path / "x.bin"), file_sum(tmp_path / "x.idx")),
     )
+    assert shard.num_tokens == 3
     assert names(tmp_path) == ["x.bin", "x.idx"]
 
 

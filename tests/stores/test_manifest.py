@@ -5,11 +5,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.errors import OutputError, StoreError
+from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import FileSum, hash_bytes
 from headrace.stores import (
     MANIFEST_NAME,
     DocumentLedger,
+    InputOrder,
+    KeyInfo,
     Ledger,
     Manifest,
     OutputShard,
@@ -21,13 +23,28 @@ from headrace.stores import (
 from headrace.testing.indexed import manifest_of
 
 
-def shard(prefix: str = "a", **changes: object) -> OutputShard:
+def file(name: str, **changes: object) -> FileSum:
+    return FileSum(
+        **{"name": name, "size": 20, "xxh3_128": "22", "block_bytes": 16, "xxh3_64": ("33", "44"), **changes}
+    )
+
+
+def shard(prefix: str = "a", key: str = "text", **changes: object) -> OutputShard:
     name = prefix.rpartition("/")[2]
-    files = [
-        FileSum(name=f"{name}{suffix}", size=20, xxh3_128="22", block_bytes=16, xxh3_64=("33", "44"))
-        for suffix in (".bin", ".idx")
-    ]
-    fields = {"dtype": "uint16", "documents": 3, "tokens": 10, "contiguous": True, "files": tuple(files), **changes}
+    fields = {
+        "documents": 3,
+        "keys": {key: KeyInfo(dtype="uint16", tokens=10)},
+        "contiguous": True,
+        "files": (file(f"{name}.bin"), file(f"{name}.idx")),
+        **changes,
+    }
+    return OutputShard(prefix=prefix, **fields)
+
+
+def keyed(prefix: str = "s", **changes: object) -> OutputShard:
+    keys = {"title": KeyInfo(dtype="uint16", tokens=4), "body": KeyInfo(dtype="uint16", tokens=6)}
+    files = (file("title.bin"), file("body.bin"), file("meta.json"))
+    fields = {"format": "keyed", "documents": 3, "keys": keys, "contiguous": True, "files": files, **changes}
     return OutputShard(prefix=prefix, **fields)
 
 
@@ -44,7 +61,7 @@ def test_there_and_back(tmp_path: Path) -> None:
 def test_the_bytes_are_canonical(tmp_path: Path) -> None:
     saved = save_manifest(tmp_path, manifest_of([shard()]))
     data = (tmp_path / MANIFEST_NAME).read_bytes()
-    assert data.startswith(b'{\n  "inputs": [\n    {\n      "path": "in.jsonl",\n')
+    assert data.startswith(b'{\n  "backend": {\n    "from_task_by": "",\n')
     assert data.endswith(b"}\n")
     # Anyone can compute the hash: blank the field, hash the file.
     assert hash_bytes(data.replace(saved.xxh3_128.encode(), b"")) == saved.xxh3_128
@@ -55,7 +72,7 @@ def test_the_bytes_are_canonical(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b"in.jsonl", b"on.jsonl", "own hash .* is not that of its content"),
+        (b'"path": "in.jsonl"', b'"path": "on.jsonl"', "own hash .* is not that of its content"),
         (b'"size": 5', b'"size":  5', "not in the canonical form"),
         (b"}\n", b"}\n\n", "not in the canonical form"),
         (b'"seed": 1', b'"seed": 1.0', "own hash|canonical"),
@@ -87,26 +104,81 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         save_manifest(tmp_path / "nothing", manifest_of([shard()]))
 
 
-def ledger(read: int, kept: int, dropped: dict[str, int], tokens: int) -> Ledger:
-    return Ledger(documents=DocumentLedger(read=read, kept=kept, dropped=dropped), tokens=TokenLedger(kept=tokens))
+def ledger(
+    read: int = 3, kept: int = 3, dropped: dict[str, int] | None = None, tokens: int = 10, **changes: object
+) -> Ledger:
+    return Ledger(
+        documents=DocumentLedger(read=read, kept=kept, dropped=dropped or {}),
+        tokens=TokenLedger(**{"made": tokens, "kept": tokens, **changes}),
+    )
 
 
-FILE = FileSum(name="a.bin", size=20, xxh3_128="22", block_bytes=16, xxh3_64=("33",))
+def with_ledger(**changes: object) -> Manifest:
+    return Manifest(outputs=(shard(),), ledger=ledger(**changes))
+
+
+def with_documents(**changes: int) -> Manifest:
+    return Manifest(
+        outputs=(shard(),),
+        ledger=Ledger(documents=DocumentLedger(read=3, kept=3, **changes), tokens=TokenLedger(made=10, kept=10)),
+    )
+
+
+def with_provenance(*names: str, **changes: object) -> Manifest:
+    files = tuple(file(name, **changes) for name in names)
+    return Manifest(outputs=(shard(),), ledger=ledger(), provenance=files)
+
+
+def with_tokens(**changes: object) -> Manifest:
+    documents = DocumentLedger(read=3, kept=3)
+    return Manifest(outputs=(shard(),), ledger=Ledger(documents=documents, tokens=TokenLedger(kept=10, **changes)))
+
+
+TWO_KEYS = (shard("title", "title"), shard("body", "body"))
 
 
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [
-        (Manifest(outputs=(shard(),), ledger=ledger(5, 3, {"empty": 1}, 10)), "5 documents read, but 3 kept and 1"),
-        (Manifest(outputs=(shard(),), ledger=ledger(4, 4, {}, 10)), "the shards have 3 documents, the ledger kept 4"),
-        (Manifest(outputs=(shard(),), ledger=ledger(3, 3, {}, 9)), "the shards have 10 tokens, the ledger kept 9"),
-        (Manifest(outputs=(shard(),), ledger=ledger(2, 3, {"x": -1}, 10)), "a negative count"),
+        (with_ledger(read=5, dropped={"empty": 1}), "5 documents read, but 3 kept and 1 dropped"),
+        (with_ledger(read=4, kept=4), "the shards have 3 documents with the key 'text', the ledger kept 4"),
+        (with_ledger(tokens=9), "the shards have 10 tokens, the ledger kept 9"),
+        (with_ledger(made=11), "11 tokens made, but 10 kept, 0 dropped and 0 truncated"),
+        (with_ledger(made=12, dropped={}, truncated={"long": 1}), "12 tokens made, but 10 kept, 0 dropped and 1 trunc"),
+        (with_ledger(eod=6, bos=5), "11 added tokens, more than the 10 made"),
+        (with_ledger(read=2, dropped={"x": -1}), "a negative count"),
+        (with_ledger(eod=-1), "a negative count"),
+        (with_tokens(made=9, dropped={"x": -1}), "a negative count"),
+        (with_tokens(made=9, truncated={"x": -1}), "a negative count"),
+        (with_tokens(made=10, dropped={"x": 1}), "10 tokens made, but 10 kept, 1 dropped and 0 truncated"),
+        (with_documents(empty=4), "more empty documents than it kept"),
+        (with_documents(with_special_tokens=4), "more with special tokens than it read"),
         (manifest_of([shard(), shard()]), "listed twice"),
+        (manifest_of([shard(), keyed(keys={"text": KeyInfo(dtype="uint16", tokens=1)})]), "several formats"),
         (manifest_of([shard("../a")]), "may not leave"),
         (manifest_of([shard("/a")]), "may not leave"),
+        (manifest_of([keyed("..")]), "may not leave"),
         (manifest_of([shard(files=shard("b").files)]), r"must list the files a\.bin and a\.idx"),
         (manifest_of([shard(files=shard().files[:1])]), r"must list the files a\.bin and a\.idx"),
-        (manifest_of([shard(files=(FILE, shard().files[1]))]), r"a: a\.bin of 20 bytes has 1 blocks"),
+        (
+            manifest_of([shard(files=(file("a.bin", xxh3_64=("33",)), shard().files[1]))]),
+            r"a: a\.bin of 20 bytes has 1 b",
+        ),
+        (manifest_of([shard(keys={})]), "must list one key, not 0"),
+        (manifest_of([shard(keys=keyed().keys)]), "must list one key, not 2"),
+        (manifest_of([shard(keys={"text": KeyInfo(dtype="uint16", tokens=-1)})]), "has a negative count"),
+        (manifest_of([keyed(keys={}, files=(file("meta.json"),))]), "lists no key"),
+        (manifest_of([keyed(files=keyed().files[1:])]), r"must list the files body\.bin and title\.bin and meta\.json"),
+        (
+            manifest_of([keyed(files=keyed().files[::-1])]),
+            r"must list the files body\.bin and title\.bin and meta\.json",
+        ),
+        (manifest_of([*TWO_KEYS, shard("more", "body")]), "6 documents with the key 'body', the ledger kept 3"),
+        (Manifest(outputs=(), ledger=ledger(tokens=0)), "there are no shards, the ledger kept 3 documents"),
+        (with_provenance("a", "a"), "a file of provenance is listed twice"),
+        (with_provenance("a/b"), "provenance: 'a/b' is not the base name"),
+        (with_provenance(".."), "may not leave"),
+        (with_provenance("a", size=50), "provenance: a of 50 bytes has 2 blocks"),
     ],
 )
 def test_what_does_not_add_up_is_neither_written_nor_read(tmp_path: Path, manifest: Manifest, message: str) -> None:
@@ -120,9 +192,34 @@ def test_what_does_not_add_up_is_neither_written_nor_read(tmp_path: Path, manife
         load_manifest(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "outputs", [TWO_KEYS, (keyed(), keyed("sub/t")), (*TWO_KEYS, shard("t1", "title", documents=0))]
+)
+def test_several_keys(tmp_path: Path, outputs: tuple[OutputShard, ...]) -> None:
+    saved = save_manifest(tmp_path, manifest_of(outputs))
+    assert load_manifest(tmp_path) == saved
+    assert sorted(saved.keys) == ["body", "title"]
+    assert saved.ledger.tokens.kept == 10 * len(outputs)
+
+
+def test_the_order_of_the_documents(tmp_path: Path) -> None:
+    manifest = manifest_of([shard()])
+    for order, text in ((manifest.order, b'"kind": "shuffle",\n    "seed": 5'), (InputOrder(), b'"kind": "input"\n')):
+        saved = save_manifest(tmp_path, msgspec.structs.replace(manifest, order=order))
+        assert text in (tmp_path / MANIFEST_NAME).read_bytes()
+        assert load_manifest(tmp_path) == saved
+
+
+def written(layout: str, prefix: Path, *keys: str) -> WrittenShard:
+    infos = {key: KeyInfo(dtype="uint16", tokens=10) for key in keys}
+    return WrittenShard(format=layout, prefix=str(prefix), num_documents=3, keys=infos, contiguous=True, files=())
+
+
 def test_the_entry_of_a_shard_is_relative(tmp_path: Path) -> None:
-    written = WrittenShard(
-        prefix=str(tmp_path / "sub" / "x"), num_documents=3, num_tokens=10, dtype="uint16", contiguous=True, files=()
-    )
-    entry = OutputShard.of(written, tmp_path)
-    assert entry == shard("sub/x", files=())
+    shard_written = written("indexed", tmp_path / "sub" / "x", "tokens")
+    assert OutputShard.of(shard_written, tmp_path) == shard("sub/x", "tokens", files=())
+    assert OutputShard.of(shard_written, tmp_path, key="title") == shard("sub/x", "title", files=())
+    two = OutputShard.of(written("keyed", tmp_path / "s", "b", "a"), tmp_path)
+    assert (two.prefix, two.format, list(two.keys), two.tokens) == ("s", "keyed", ["b", "a"], 20)
+    with pytest.raises(ConfigError, match="key='c' names one key, the shard has b, a"):
+        OutputShard.of(written("keyed", tmp_path / "s", "b", "a"), tmp_path, key="c")

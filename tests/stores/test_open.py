@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import headrace.stores as stores
+import made
 from headrace.errors import ConfigError, StoreError
-from headrace.stores import IndexedStore, ShardedStore
+from headrace.stores import IndexedStore, KeyedStore, ShardedStore
 from headrace.testing.indexed import vouch_for, write_raw, write_shard
+from headrace.testing.keyed import write_keyed
 from headrace.testing.strategies import numbered_documents
 
 
@@ -149,6 +151,89 @@ class TestManifest:
         with pytest.raises(StoreError, match="not the shard that the manifest lists"):
             stores.open(tmp_path)
         assert stores.open(tmp_path / "x").fetch(0, 2).tolist() == wanted
+
+
+class TestKeyed:
+    def test_shards_at_any_depth_in_natural_order(self, tmp_path: Path) -> None:
+        for number, name in enumerate(["b/shard_0010", "b/shard_2", "a10/x/y", "a9", "b"]):
+            (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+            write_keyed(tmp_path / "data" / name, tokens=("uint8", numbered_documents([number + 1], "uint8")))
+        (tmp_path / "data" / ".headrace-prepare" / "shard").mkdir(parents=True)
+        (tmp_path / "data" / ".headrace-prepare" / "shard" / "meta.json").touch()
+        write_keyed(tmp_path / "linked", tokens=("uint8", numbered_documents([9], "uint8")))
+        (tmp_path / "data" / "z").symlink_to(tmp_path / "linked")
+        (tmp_path / "data" / "a9" / "loop").symlink_to(tmp_path / "data")
+        store = stores.open(tmp_path / "data")
+        assert store.lengths.tolist() == [4, 3, 5, 2, 1, 9]
+        assert store.path == str(tmp_path / "data")
+
+    @pytest.mark.parametrize("name", ["s", "s/", "s/meta.json"])
+    def test_the_ways_to_name_one_shard(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        write_keyed(tmp_path / "s", ids=("uint8", numbered_documents([3], "uint8")))
+        monkeypatch.chdir(tmp_path)
+        store = stores.open(name)
+        assert isinstance(store, KeyedStore)
+        assert (store.path, store.folder, store.keys) == (name, "s", ("ids",))
+        assert [file.name for file in store.files] == ["ids.bin", "meta.json"]
+
+    def test_another_meta_json_is_not_passed_over(self, tmp_path: Path) -> None:
+        write_keyed(tmp_path / "s", ids=("uint8", numbered_documents([3], "uint8")))
+        (tmp_path / "checkpoint").mkdir()
+        (tmp_path / "checkpoint" / "meta.json").write_text('{"step": 5}')
+        with pytest.raises(StoreError, match=r"checkpoint/meta\.json: not the meta\.json of a keyed store"):
+            stores.open(tmp_path)
+
+    def test_both_formats_in_one_folder(self, tmp_path: Path) -> None:
+        write_keyed(tmp_path / "s", ids=("uint8", numbered_documents([3], "uint8")))
+        make(tmp_path / "s" / "ids", 3)
+        with pytest.raises(StoreError, match=r"s: both a meta\.json and files named \.idx"):
+            stores.open(tmp_path / "s")
+
+    def test_a_folder_and_a_pair_of_the_same_name(self, tmp_path: Path) -> None:
+        write_keyed(tmp_path / "s", ids=("uint8", numbered_documents([3], "uint8")))
+        make(tmp_path / "s", 4)
+        with pytest.raises(StoreError, match="both a folder of shards and the prefix"):
+            stores.open(tmp_path / "s")
+        assert stores.open(f"{tmp_path}/s/").lengths.tolist() == [3]
+
+
+class TestSeveralKeys:
+    def test_a_key_must_be_chosen(self, tmp_path: Path) -> None:
+        folder = made.two_keys(tmp_path / "store", "indexed")
+        with pytest.raises(
+            StoreError,
+            match=r"several keys, .* key='title' \(title_document_00000, \.\.\.\), key='body' \(body_document_00000",
+        ):
+            stores.open(folder)
+        assert stores.open(folder, key="title").lengths.tolist() == [1, 0, 2]
+        assert stores.open(folder, key="body").lengths.tolist() == [4, 6, 0]
+        with pytest.raises(ConfigError, match="no key 'text'; its keys are 'title', 'body'"):
+            stores.open(folder, key="text")
+        assert {key: store.num_tokens for key, store in stores.open_keys(folder).items()} == {"title": 3, "body": 10}
+
+    def test_the_only_key_may_be_named(self, tmp_path: Path) -> None:
+        folder = made.one_key(tmp_path / "store")
+        for key in (None, "text", "tokens"):
+            assert stores.open(folder, key=key).num_documents == 100
+        with pytest.raises(ConfigError, match=r"store: no key 'title'; .* has one key, here 'text'"):
+            stores.open(folder, key="title")
+        assert list(stores.open_keys(folder)) == ["text"]
+
+    def test_of_bare_pairs_the_key_is_tokens(self, tmp_path: Path) -> None:
+        make(tmp_path / "x", 3)
+        for path in (tmp_path, tmp_path / "x"):
+            assert stores.open(path, key="tokens").num_tokens == 3
+            with pytest.raises(ConfigError, match=r"no key 'text'; .* has one key, here 'tokens'"):
+                stores.open(path, key="text")
+            assert list(stores.open_keys(path)) == ["tokens"]
+
+    def test_a_keyed_entry_does_not_speak_of_a_pair_of_its_name(self, tmp_path: Path) -> None:
+        folder = made.two_keys(tmp_path / "store", "keyed")
+        make(folder / "shard_0000", 7)
+        store = stores.open(f"{folder}/shard_0000.bin")
+        assert store.num_tokens == 7
+        assert list(store.check()) == []
+        assert stores.open(folder).num_documents == 3
 
 
 _USE_MANY = """

@@ -3,6 +3,7 @@
     headrace prepare INPUT... --output DIR --tokenizer PATH     text -> tokens on disk
     headrace info PATH                                          what a store holds
     headrace check PATH                                         whether it is whole
+    headrace where PATH DOC...                                  which line of which input a document comes from
 
 `command` holds what all share: errors and exit codes, ``--json``; `figures` writes numbers; `progress` the moving line.
 This room may import every other; at import it loads click alone.
@@ -21,6 +22,7 @@ COMMANDS = {
     "check": "headrace.cli.check",
     "info": "headrace.cli.info",
     "prepare": "headrace.cli.prepare",
+    "where": "headrace.cli.where",
 }
 
 __all__ = ["main"]

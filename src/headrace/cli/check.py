@@ -25,8 +25,8 @@ FAULTY = 1
 def command(ctx: click.Context, path: str, tokenizer: str | None, quiet: bool, as_json: bool) -> None:
     """Read the whole store at PATH and say what is wrong: hashes, sizes, structure, ids out of the vocabulary.
 
-    PATH is a folder, or a prefix with or without .bin or .idx. Exit code 0: whole; 1: faults, each printed with its
-    place; 4: no store is there.
+    PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. All keys are read. Exit code 0: whole; 1:
+    faults, each printed with its place; 4: no store is there.
     """
     from headrace.cli.checking import check_store
 

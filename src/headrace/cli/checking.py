@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from headrace.cli.description import files_of, find_manifest
+from headrace.cli.description import find_manifest, shards_of
 from headrace.errors import StoreError
-from headrace.stores import MANIFEST_NAME, Problem, ShardedStore, open
+from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Problem, Store, check_file, open_keys
+from headrace.stores.manifest_output import META_NAME
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +24,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     documents: int
     tokens: int
+    """Of all keys."""
+
     hashed: bool
     """Whether a manifest vouches for every byte; without one only the structure can be checked."""
 
@@ -43,7 +47,7 @@ def check_store(path: str, *, tokenizer: str | None, on_shard: Callable[[int, in
     """
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
     try:
-        store = open(path)
+        stores = open_keys(path)
         manifest = find_manifest(path)
     except StoreError as error:
         if not _is_there(path):
@@ -51,29 +55,41 @@ def check_store(path: str, *, tokenizer: str | None, on_shard: Callable[[int, in
         return _faulty(path, _as_problem(error, path), vocab_size)
     if vocab_size is None and manifest is not None and manifest.tokenizer is not None:
         vocab_size = manifest.tokenizer.vocab_size
-    with store:
-        shards = store.shards if isinstance(store, ShardedStore) else (store,)
+    with contextlib.ExitStack() as stack:
+        for store in stores.values():
+            stack.enter_context(store)
+        # A shard of the keyed format checks all its keys, one of the indexed format has one.
+        shards = {shard.path: shard for store in stores.values() for shard in shards_of(store)}
         problems: list[Problem] = []
         num_bytes = 0
-        for number, shard in enumerate(shards):
-            shard_bytes = sum(file.stat().st_size for file in files_of(shard))
+        for number, (name, shard) in enumerate(shards.items()):
+            shard_bytes = sum(file.stat().st_size for file in shard.files)
             num_bytes += shard_bytes
-            on_shard(number, len(shards), shard.path, shard_bytes)
-            try:
-                problems.extend(shard.check(vocab_size=vocab_size))
-            except StoreError as error:
-                problems.append(_as_problem(error, shard.path))
+            on_shard(number, len(shards), name, shard_bytes)
+            problems.extend(_check_shard(shard, vocab_size))
+        beside = manifest.provenance if manifest is not None and (Path(path) / MANIFEST_NAME).exists() else ()
+        for file in beside:
+            num_bytes += file.size
+            problems.extend(check_file(Path(path) / PROVENANCE_NAME / file.name, file))
+        first = next(iter(stores.values()))
         return Verdict(
             path=path,
             ok=not problems,
             problems=tuple(problems),
-            files=len(files_of(store)) + (manifest is not None),
+            files=sum(len(shard.files) for shard in shards.values()) + len(beside) + (manifest is not None),
             bytes=num_bytes,
-            documents=store.num_documents,
-            tokens=store.num_tokens if not problems else 0,
+            documents=first.num_documents,
+            tokens=sum(store.num_tokens for store in stores.values()) if not problems else 0,
             hashed=manifest is not None,
             vocab_size=vocab_size,
         )
+
+
+def _check_shard(shard: Store, vocab_size: int | None) -> Iterator[Problem]:
+    try:
+        yield from shard.check(vocab_size=vocab_size)
+    except StoreError as error:
+        yield _as_problem(error, shard.path)
 
 
 def _vocab_size(tokenizer: str) -> int:
@@ -86,7 +102,10 @@ def _is_there(path: str) -> bool:
     """Whether something at this path means to be a store; then what is wrong with it is a finding."""
     place = Path(path)
     if place.is_dir():
-        return any(file.name == MANIFEST_NAME or file.suffix in (".bin", ".idx") for file in place.iterdir())
+        names = (MANIFEST_NAME, META_NAME)
+        return any(file.name in names or file.suffix in (".bin", ".idx") for file in place.iterdir()) or any(
+            place.rglob(META_NAME)
+        )
     return place.is_file() or Path(path + ".bin").exists() or Path(path + ".idx").exists()
 
 

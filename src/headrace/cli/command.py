@@ -22,6 +22,16 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 class Command(click.Command):
     """A command whose `HeadraceError`s end it with a message and their exit code; other exceptions show a traceback."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the arguments; what click refuses is an error like any other."""
+        as_json = "--json" in args
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if as_json:
+                _print_error("ConfigError", error.format_message(), error.exit_code)
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
@@ -29,9 +39,7 @@ class Command(click.Command):
                 return super().invoke(ctx)
         except HeadraceError as error:
             if ctx.params.get("as_json"):
-                print_json(
-                    {"error": {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
-                )
+                _print_error(type(error).__name__, str(error), error.exit_code)
             click.echo(f"error: {error}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
@@ -45,6 +53,10 @@ class Command(click.Command):
 def print_json(value: object) -> None:
     """One JSON document on standard output, and nothing else."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_error(kind: str, message: str, exit_code: int) -> None:
+    print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})
 
 
 class _Terminated(BaseException):

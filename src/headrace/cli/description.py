@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -11,15 +12,19 @@ from numpy.typing import NDArray
 
 from headrace.stores import (
     MANIFEST_NAME,
+    BackendInfo,
     InputFile,
+    InputOrder,
     Ledger,
     Manifest,
     ShardedStore,
+    ShuffledOrder,
     Store,
     TokenizerInfo,
     load_manifest,
-    open,
+    open_keys,
 )
+from headrace.stores.manifest_output import META_NAME
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,22 +45,39 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """All that ``headrace info`` says; the last three come from the manifest, where there is one."""
+class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """One key: its stream, and its documents."""
 
-    path: str
-    format: str
+    name: str
     dtype: str
-    shards: int
     documents: int
     empty_documents: int
     tokens: int
-    bytes: int
     tokens_per_document: Lengths | None
     histogram: tuple[Bar, ...]
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """All that ``headrace info`` says; from ``tokenizer`` on it comes from the manifest, where there is one."""
+
+    path: str
+    format: str
+    shards: int
+    """Of all keys."""
+
+    documents: int
+    tokens: int
+    """Of all keys."""
+
+    bytes: int
+    keys: tuple[KeyDescription, ...]
     tokenizer: TokenizerInfo | None
+    backend: BackendInfo | None
+    order: InputOrder | ShuffledOrder | None
     inputs: tuple[InputFile, ...] | None
     ledger: Ledger | None
+    errors: int | None
+    """Records that were skipped."""
 
 
 def describe(path: str) -> Description:
@@ -64,25 +86,26 @@ def describe(path: str) -> Description:
     Raises:
         StoreError: it does not open.
     """
-    with open(path) as store:
-        shards = store.shards if isinstance(store, ShardedStore) else (store,)
-        lengths, counts = _merge([np.unique(shard.lengths, return_counts=True) for shard in shards])
+    with contextlib.ExitStack() as stack:
+        stores = {key: stack.enter_context(store) for key, store in open_keys(path).items()}
+        keys = tuple(_describe_key(key, store) for key, store in stores.items())
+        shards = [shard for store in stores.values() for shard in shards_of(store)]
+        files = {file for store in stores.values() for file in store.files}
         manifest = find_manifest(path)
-        num_documents = int(counts.sum())
         return Description(
             path=path,
             format=shards[0].format,
-            dtype=store.dtypes[store.keys[0]].name,
-            shards=len(shards),
-            documents=num_documents,
-            empty_documents=int(counts[lengths == 0].sum()),
-            tokens=store.num_tokens,
-            bytes=sum(file.stat().st_size for file in files_of(store)),
-            tokens_per_document=_summarise(lengths, counts) if num_documents else None,
-            histogram=histogram(lengths, counts),
+            shards=len({shard.path for shard in shards}),
+            documents=keys[0].documents,
+            tokens=sum(key.tokens for key in keys),
+            bytes=sum(file.stat().st_size for file in files),
+            keys=keys,
             tokenizer=manifest.tokenizer if manifest else None,
+            backend=manifest.backend if manifest else None,
+            order=manifest.order if manifest else None,
             inputs=manifest.inputs if manifest else None,
             ledger=manifest.ledger if manifest else None,
+            errors=len(manifest.errors) if manifest else None,
         )
 
 
@@ -93,20 +116,35 @@ def find_manifest(path: str | os.PathLike[str]) -> Manifest | None:
         StoreError: there is one, but it is damaged.
     """
     place = Path(path)
-    if place.is_dir():
-        return load_manifest(place) if (place / MANIFEST_NAME).exists() else None
+    if place.is_dir() and (place / MANIFEST_NAME).exists():
+        return load_manifest(place)
+    if place.name == META_NAME:
+        place = place.parent
     if not (place.parent / MANIFEST_NAME).exists():
         return None
     manifest = load_manifest(place.parent)
     prefix = place.name[:-4] if place.name.endswith((".bin", ".idx")) else place.name
-    return manifest if manifest.shard(prefix) is not None else None
+    entry = manifest.shard(prefix)
+    return manifest if entry is not None and (entry.format == "keyed") == place.is_dir() else None
 
 
-def files_of(store: Store) -> list[Path]:
-    """The files of all shards, in order."""
-    shards = store.shards if isinstance(store, ShardedStore) else (store,)
-    prefixes = [str(getattr(shard, "prefix", shard.path)) for shard in shards]
-    return [Path(prefix + suffix) for prefix in prefixes for suffix in (".bin", ".idx")]
+def shards_of(store: Store) -> tuple[Store, ...]:
+    """The shards that a store is made of, or itself."""
+    return store.shards if isinstance(store, ShardedStore) else (store,)
+
+
+def _describe_key(key: str, store: Store) -> KeyDescription:
+    lengths, counts = _merge([np.unique(shard.lengths, return_counts=True) for shard in shards_of(store)])
+    num_documents = int(counts.sum())
+    return KeyDescription(
+        name=key,
+        dtype=store.dtypes[store.keys[0]].name,
+        documents=num_documents,
+        empty_documents=int(counts[lengths == 0].sum()),
+        tokens=store.num_tokens,
+        tokens_per_document=_summarise(lengths, counts) if num_documents else None,
+        histogram=histogram(lengths, counts),
+    )
 
 
 def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bar, ...]:

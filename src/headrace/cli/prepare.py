@@ -3,131 +3,218 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.command import Command, json_option, print_json
-from headrace.cli.figures import count, duration, listing, plural, short, size
+from headrace.cli.prepare_report import Speed, estimate_lines, result, summary
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.prepare import TextProgress
-    from headrace.stores import Manifest
+    from headrace.prepare import TextOptions, TextProgress
 
 FORMS = (
-    "prepare has three forms: text (.jsonl files, folders or globs, with --tokenizer PATH), a recipe (--recipe FILE), "
+    "prepare has three forms: text (files, folders or globs, with --tokenizer PATH), a recipe (--recipe FILE), "
     "and a folder of .tar shards, which is indexed in place. This version takes the first alone: add --tokenizer PATH."
 )
+CONTINUED = ("continuing", "the run was complete")
+"""How notices begin that say that an earlier run did a part of the work."""
 
 
 @click.command(cls=Command, name="prepare", short_help="Tokenise text into a store.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
-@click.option("--output", "-o", metavar="DIR", required=True, help="Folder for the result; new or empty.")
+@click.option("--output", "-o", metavar="DIR", help="Folder for the result; new or empty.")
 @click.option("--tokenizer", metavar="PATH", help="A tokenizer.json, or a folder that holds one.")
-@click.option("--text-field", metavar="NAME", help="Field of each record that holds the text; by default 'text'.")
+@click.option(
+    "--field",
+    "--text-field",
+    "fields",
+    metavar="NAME",
+    multiple=True,
+    help="Field of each record that holds text, by default 'text'; several give an output each.",
+)
+@click.option("--join", metavar="TEXT", help="Join the texts of several fields, with TEXT between them.")
+@click.option("--id-field", metavar="NAME", help="Field that names each record; `where` then tells it.")
+@click.option(
+    "--sample-by",
+    type=click.Choice(["document", "paragraph", "line"]),
+    default="document",
+    help="What of a .txt file is a document; by default all of it.",
+)
+@click.option("--max-record-bytes", metavar="N", type=int, help="Most bytes a record; by default 64 MiB.")
 @click.option("--append-eod", is_flag=True, help="End each document that has tokens with the end-of-document token.")
 @click.option("--eod", metavar="TOKEN|ID", help="That token; by default the only usual one in the vocabulary.")
+@click.option("--prepend-bos", is_flag=True, help="Begin each document that has tokens with the begin token.")
+@click.option("--bos", metavar="TOKEN|ID", help="That token; by default the only usual one in the vocabulary.")
+@click.option(
+    "--special-tokens-in-text",
+    type=click.Choice(["literal", "encode", "error"]),
+    default="literal",
+    help="What '<|endoftext|>' inside a text becomes: ordinary text (the default), the token, or an error.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken"]),
+    default="auto",
+    help="Library that encodes; by default the fastest that is installed and proved equal to tokenizers.",
+)
+@click.option(
+    "--format", type=click.Choice(["indexed", "keyed"]), default="indexed", help=".bin and .idx, or .bin and meta.json."
+)
+@click.option("--shard-tokens", metavar="N", type=int, help="Most tokens a shard; by default 2^30.")
+@click.option("--single", is_flag=True, help="Write one shard, whatever its size.")
+@click.option("--shuffle", metavar="SEED", type=int, help="Shuffle all documents; by default they keep their order.")
+@click.option("--min-chars", metavar="N", type=int, help="Drop documents with fewer characters.")
+@click.option("--max-chars", metavar="N", type=int, help="Drop documents with more characters.")
+@click.option("--min-tokens", metavar="N", type=int, help="Drop documents with fewer tokens.")
+@click.option("--max-tokens", metavar="N", type=int, help="Drop documents with more tokens.")
+@click.option("--filter", "function", metavar="MODULE:FUNCTION", help="Drop records for which it returns false.")
+@click.option("--deduplicate", is_flag=True, help="Keep the first of documents with the same text only.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    help="A bad record ends the run (the default), or is left out and listed.",
+)
+@click.option("--max-errors", metavar="N|SHARE", help="Most bad records to skip, 100 or 0.1%; by default 100.")
 @click.option("--workers", metavar="N", type=int, help="Worker processes; by default one a usable core.")
 @click.option("--overwrite", is_flag=True, help="Replace the output of an earlier run, once the new one is complete.")
-@click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor summary.")
+@click.option("--restart", is_flag=True, help="Discard an unfinished run in DIR; by default it is continued.")
+@click.option("--dry-run", is_flag=True, help="Estimate tokens, time and disk from a sample; write nothing.")
+@click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor notes nor summary.")
 @json_option
 def command(
-    inputs: tuple[str, ...],
-    output: str,
-    tokenizer: str | None,
-    text_field: str | None,
-    append_eod: bool,
-    eod: str | None,
-    workers: int | None,
-    overwrite: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Tokenise JSON Lines into DIR/text_document.bin and .idx, as Megatron reads them.
+    inputs: tuple[str, ...], output: str | None, tokenizer: str | None, dry_run: bool, quiet: bool, as_json: bool,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Tokenise text into shards in DIR, as Megatron reads them.
 
-    INPUT is a .jsonl file, a folder (searched for *.jsonl at any depth) or a glob. Documents keep the order of the
-    input; the result does not depend on the number of workers, and appears whole or not at all.
+    INPUT is a file, a folder (searched at any depth), a glob, a brace pattern, or - for standard input. Files are
+    .jsonl, also .gz and .zst, .parquet, .arrow and .txt. The result does not depend on the number of workers, and
+    appears whole or not at all. A run that was ended in any way is continued by the same command.
     """
     if tokenizer is None:
         raise ConfigError(_missing_tokenizer(inputs))
     if not inputs:
-        raise ConfigError("no INPUT: name at least one .jsonl file, folder or glob")
-    from msgspec import structs
+        raise ConfigError("no INPUT: name at least one file, folder or glob")
+    options = _options(given)
+    if dry_run:
+        from headrace.prepare import estimate_text
 
-    from headrace.prepare import TextOptions, prepare_text
+        estimate = estimate_text(inputs, tokenizer=tokenizer, options=options)
+        if as_json:
+            import msgspec
 
-    options = TextOptions(
-        append_eod=append_eod,
-        eod=int(eod) if eod is not None and eod.isascii() and eod.isdigit() else eod,
-        workers=workers,
-        overwrite=overwrite,
-    )
-    if text_field is not None:
-        options = structs.replace(options, text_field=text_field)
+            print_json(msgspec.to_builtins(estimate))
+        else:
+            click.echo("\n".join(estimate_lines(estimate)))
+        return
+    if output is None:
+        raise ConfigError("--output DIR is missing: the folder for the result")
+    from headrace.prepare import prepare_text
+
+    speed = Speed()
+    is_whole = True
     with ProgressLine(quiet=quiet) as line:
 
         def show(progress: TextProgress) -> None:
+            speed.see(progress, line.elapsed_s)
             if line.is_due:
-                line.show(progress_text(progress, line.elapsed_s))
+                line.show(speed.text(progress, line.elapsed_s))
 
-        manifest = prepare_text(inputs, output, tokenizer=tokenizer, options=options, on_progress=show)
+        def notice(message: str) -> None:
+            nonlocal is_whole
+            is_whole = is_whole and not message.startswith(CONTINUED)
+            if not quiet:
+                line.clear()
+                click.echo(f"note: {message}", err=True)
+
+        manifest = prepare_text(
+            inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=notice
+        )
         elapsed_s = line.elapsed_s
     if as_json:
         print_json(result(manifest, output, elapsed_s))
     elif not quiet:
-        click.echo("\n".join(summary(manifest, output, elapsed_s)))
+        click.echo("\n".join(summary(manifest, output, elapsed_s, is_whole=is_whole)))
 
 
-def progress_text(progress: TextProgress, elapsed_s: float) -> str:
-    """Share, documents, speeds and the time left, in one line."""
-    share = progress.input_bytes / max(progress.total_bytes, 1)
-    left = duration(elapsed_s / share - elapsed_s) if share > 0 else "?"
-    per_s = 1 / max(elapsed_s, 1e-9)
-    return (
-        f"{share:6.1%}  {count(progress.documents)} documents  {size(progress.input_bytes * per_s)}/s  "
-        f"{short(progress.tokens * per_s)}tokens/s  {left} left"
+def _options(given: dict[str, Any]) -> TextOptions:
+    from headrace.prepare import (
+        ErrorOptions,
+        FilterSpec,
+        OutputOptions,
+        RecordOptions,
+        TextOptions,
+        TokenOptions,
+    )
+
+    if given["single"] and given["shard_tokens"] is not None:
+        raise ConfigError("--single writes one shard, --shard-tokens cuts it: say one of them")
+    defaults = TextOptions()
+    shard_tokens = defaults.output.shard_tokens if given["shard_tokens"] is None else given["shard_tokens"]
+    if given["max_errors"] is not None and given["on_error"] != "skip":
+        raise ConfigError("--max-errors needs --on-error skip: without it the first bad record ends the run")
+    return TextOptions(
+        records=RecordOptions(
+            fields=given["fields"] or defaults.records.fields,
+            join=given["join"],
+            id_field=given["id_field"],
+            sample_by=given["sample_by"],
+            max_record_bytes=defaults.records.max_record_bytes
+            if given["max_record_bytes"] is None
+            else given["max_record_bytes"],
+        ),
+        tokens=TokenOptions(
+            append_eod=given["append_eod"],
+            eod=_token(given["eod"]),
+            prepend_bos=given["prepend_bos"],
+            bos=_token(given["bos"]),
+            special_tokens_in_text=given["special_tokens_in_text"],
+            backend=given["backend"],
+        ),
+        filters=FilterSpec(
+            min_chars=given["min_chars"],
+            max_chars=given["max_chars"],
+            min_tokens=given["min_tokens"],
+            max_tokens=given["max_tokens"],
+            function=given["function"],
+        ),
+        deduplicate=given["deduplicate"],
+        output=OutputOptions(
+            format=given["format"],
+            shard_tokens=None if given["single"] else shard_tokens,
+            shuffle=given["shuffle"],
+        ),
+        errors=ErrorOptions(
+            on_error=given["on_error"],
+            max_errors=defaults.errors.max_errors
+            if given["max_errors"] is None
+            else _number_or_share(given["max_errors"]),
+        ),
+        workers=given["workers"],
+        overwrite=given["overwrite"],
+        restart=given["restart"],
     )
 
 
-def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
-    """What ``--json`` prints."""
-    ledger = manifest.ledger
-    return {
-        "output": output,
-        "files": [file.name for shard in manifest.outputs for file in shard.files],
-        "dtype": manifest.outputs[0].dtype,
-        "documents": ledger.documents.kept,
-        "documents_read": ledger.documents.read,
-        "tokens": ledger.tokens.kept,
-        "vocab_size": manifest.tokenizer.vocab_size if manifest.tokenizer else None,
-        "eod": manifest.tokenizer.eod if manifest.tokenizer else None,
-        "inputs": len(manifest.inputs),
-        "input_bytes": sum(file.size for file in manifest.inputs),
-        "seconds": round(elapsed_s, 3),
-    }
+def _token(given: str | None) -> str | int | None:
+    return int(given) if given is not None and given.isascii() and given.isdigit() else given
 
 
-def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[str]:
-    """What a person reads at the end."""
-    shard, tokens = manifest.outputs[0], manifest.ledger.tokens.kept
-    input_bytes = sum(file.size for file in manifest.inputs)
-    per_s = 1 / max(elapsed_s, 1e-9)
-    pairs = [
-        ("documents", count(manifest.ledger.documents.kept)),
-        ("tokens", f"{count(tokens)} ({shard.dtype})"),
-        ("input", f"{plural(len(manifest.inputs), 'file')}, {size(input_bytes)}"),
-    ]
-    if manifest.tokenizer is not None:
-        eod = "" if manifest.tokenizer.eod is None else f", end of document {manifest.tokenizer.eod}"
-        pairs.append(
-            ("tokeniser", f"{manifest.tokenizer.source}, vocabulary {count(manifest.tokenizer.vocab_size)}{eod}")
-        )
-    pairs.append(("files", ", ".join(f"{file.name} {size(file.size)}" for file in shard.files)))
-    speeds = f"{size(input_bytes * per_s)}/s, {short(tokens * per_s)}tokens/s"
-    pairs.append(("time", f"{duration(elapsed_s)}, {speeds}"))
-    return [f"{output}: complete", *listing(pairs)]
+def _number_or_share(given: str) -> int | float:
+    """``100``, ``0.001`` or ``0.1%``."""
+    try:
+        if given.isascii() and given.isdigit():
+            return int(given)
+        share = float(given[:-1]) / 100 if given.endswith("%") else float(given)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ConfigError(f"--max-errors {given}: write a number such as 100, or a share such as 0.001 or 0.1%")
+    return share
 
 
 def _missing_tokenizer(inputs: tuple[str, ...]) -> str:

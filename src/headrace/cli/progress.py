@@ -48,12 +48,16 @@ class ProgressLine:
             self._stream.write(text + "\n")
         self._stream.flush()
 
+    def clear(self) -> None:
+        """Take the line away, so that something else can be printed."""
+        if self.is_terminal and not self._quiet:
+            self._stream.write(_CLEAR)
+            self._stream.flush()
+
     def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.is_terminal and not self._quiet:
-            self._stream.write(_CLEAR)
-            self._stream.flush()
+        self.clear()

@@ -10,8 +10,8 @@ This room knows nothing of documents or tokens. It imports ``headrace.errors`` o
 
 from __future__ import annotations
 
-from headrace.io.atomic import AtomicFile, atomic_write, commit, output_errors
-from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_sum, hash_bytes
+from headrace.io.atomic import AtomicFile, atomic_write, commit, output_errors, partial_path, sync_folder
+from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_sum, hash_bytes, hash_file
 from headrace.io.paths import expand_braces, natural_key, safe_relative
 from headrace.io.pool import OPEN_FILES, FilePool
 from headrace.io.readers import MmapReader, PreadReader, Reader, reader
@@ -31,8 +31,11 @@ __all__ = [
     "expand_braces",
     "file_sum",
     "hash_bytes",
+    "hash_file",
     "natural_key",
     "output_errors",
+    "partial_path",
     "reader",
     "safe_relative",
+    "sync_folder",
 ]

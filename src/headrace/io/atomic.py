@@ -19,16 +19,36 @@ class AtomicFile:
     The bytes go to ``.<name>.<pid>.<random>.tmp`` in the same folder. As a context manager it commits at the end
     and removes the temporary file on any exception. A process that is killed leaves at most the temporary file.
 
+    Args:
+        path: the name that it gets in the end.
+        resumable: the bytes go to `partial_path`, the same name each time, so that another process can continue. Only
+            one process at a time may write it.
+        written: continue the file at `partial_path` behind the bytes that this hasher has taken of it; what lies
+            behind them is cut off.
+
     Raises:
         OutputError: the system refuses (no space, no permission, no such folder); names path and reason.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, resumable: bool = False, written: FileHasher | None = None) -> None:
         self.path = Path(path)
-        self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-        self._hasher = FileHasher()
-        with output_errors(self.path, "create"):
-            self._fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if resumable or written is not None:
+            self.temporary = partial_path(self.path)
+            flags |= os.O_CREAT | os.O_TRUNC if written is None else 0
+        else:
+            self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+            flags |= os.O_CREAT | os.O_EXCL
+        self._hasher = FileHasher() if written is None else written
+        with output_errors(self.path, "create" if written is None else "continue"):
+            self._fd = os.open(self.temporary, flags, 0o666)
+            try:
+                if written is not None:
+                    os.ftruncate(self._fd, written.size)
+                    os.lseek(self._fd, 0, os.SEEK_END)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def size(self) -> int:
@@ -51,6 +71,19 @@ class AtomicFile:
             while len(view):
                 view = view[os.write(self._fd, view) :]
 
+    def pieces(self, num_bytes: int) -> Iterator[bytes]:
+        """The bytes written so far, in pieces of this many and a last one of what is left."""
+        for begin in range(0, self.size, num_bytes):
+            data = b""
+            wanted = min(num_bytes, self.size - begin)
+            while len(data) < wanted:
+                with output_errors(self.path, "read the temporary file of"):
+                    piece = os.pread(self._fd, wanted - len(data), begin + len(data))
+                if not piece:
+                    raise OutputError(f"{self.path}: the temporary file {self.temporary} was cut short while in use")
+                data += piece
+            yield data
+
     def commit(self) -> None:
         """Give the file its name."""
         commit([self])
@@ -61,11 +94,15 @@ class AtomicFile:
         with contextlib.suppress(OSError):
             self.temporary.unlink()
 
+    def flush(self) -> None:
+        """Bring all bytes to the disk; more may follow."""
+        with output_errors(self.path, "write"):
+            os.fsync(self._fd)
+
     def sync(self) -> None:
         """Bring all bytes to the disk and close the temporary file."""
         if self._fd >= 0:
-            with output_errors(self.path, "write"):
-                os.fsync(self._fd)
+            self.flush()
             self.close()
 
     def close(self) -> None:
@@ -87,12 +124,21 @@ class AtomicFile:
             self.discard()
 
 
-def commit(files: Sequence[AtomicFile]) -> None:
+def partial_path(path: str | Path) -> Path:
+    """Where a resumable `AtomicFile` keeps its bytes: ``.<name>.partial`` in the same folder."""
+    return Path(path).with_name(f".{Path(path).name}.partial")
+
+
+def commit(files: Sequence[AtomicFile], *, resumable: bool = False) -> None:
     """Give several files of one folder their names, in order, so that the last appears only when all are there.
 
     A store that needs all its files is then never seen as whole when it is not. Of an older group of the same
     names all but the first are removed beforehand (the last one first), so that old and new never mix.
     On an exception all temporary files are removed, and the names that this call had given.
+
+    Args:
+        files: the files.
+        resumable: on an exception everything stays as it is, as after a kill; only the last name is taken back.
 
     Raises:
         OutputError: the system refuses.
@@ -107,12 +153,12 @@ def commit(files: Sequence[AtomicFile]) -> None:
             with output_errors(file.path, "rename"):
                 file.temporary.rename(file.path)
             given.append(file.path)
-            _sync_folder(file.path)
+            sync_folder(file.path)
     except BaseException:
         for file in files:
             with contextlib.suppress(OutputError):
-                file.discard()
-        for path in reversed(given):
+                file.close() if resumable else file.discard()
+        for path in reversed(given[len(files) - 1 :] if resumable else given):
             with contextlib.suppress(OSError):
                 path.unlink()
         raise
@@ -121,11 +167,21 @@ def commit(files: Sequence[AtomicFile]) -> None:
 def atomic_write(path: str | Path, data: bytes) -> None:
     """Write a whole file, which appears complete or not at all.
 
+    Whatever ends it, also an interrupt, a file that was there before is there still, or the new one is.
+
     Raises:
         OutputError: the system refuses.
     """
-    with AtomicFile(path) as file:
+    file = AtomicFile(path)
+    try:
         file.write(data)
+        file.sync()
+        with output_errors(file.path, "rename"):
+            file.temporary.rename(file.path)
+    except BaseException:
+        file.discard()
+        raise
+    sync_folder(file.path)
 
 
 @contextlib.contextmanager
@@ -140,10 +196,15 @@ def output_errors(path: Path, action: str) -> Iterator[None]:
 def _remove_old(path: Path) -> None:
     with output_errors(path, "replace"), contextlib.suppress(FileNotFoundError):
         path.unlink()
-        _sync_folder(path)
+        sync_folder(path)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Bring the names in the folder of a file to the disk.
+
+    Raises:
+        OutputError: the system refuses.
+    """
     with output_errors(path, "sync the folder of"):
         fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

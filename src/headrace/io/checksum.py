@@ -75,15 +75,28 @@ def file_sum(path: str | Path, *, block_bytes: int = BLOCK_BYTES) -> FileSum:
     Raises:
         StoreError: the file cannot be read.
     """
+    return hash_file(path, block_bytes=block_bytes).sum(Path(path).name)
+
+
+def hash_file(path: str | Path, *, size: int | None = None, block_bytes: int = BLOCK_BYTES) -> FileHasher:
+    """A hasher that has taken the first ``size`` bytes of a file (by default all), and can go on from there.
+
+    Raises:
+        StoreError: the file cannot be read, or has fewer bytes.
+    """
     hasher = FileHasher(block_bytes=block_bytes)
-    buffer = bytearray(_READ_BYTES)
+    buffer = memoryview(bytearray(_READ_BYTES))
+    left = size
     try:
         with Path(path).open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                hasher.update(memoryview(buffer)[:count])
+            while left != 0 and (count := file.readinto(buffer if left is None else buffer[:left])):
+                hasher.update(buffer[:count])
+                left = None if left is None else left - count
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return hasher.sum(Path(path).name)
+    if left:
+        raise StoreError(f"{path}: wanted the first {size} bytes, the file has {hasher.size}")
+    return hasher
 
 
 def hash_bytes(data: bytes) -> str:

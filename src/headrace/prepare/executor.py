@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -16,10 +17,13 @@ from types import TracebackType
 import msgspec
 
 from headrace.errors import WorkerError
-from headrace.prepare.messages import Failed, HashDone, Order, Progress, Reply, Setup, TextDone, TextTask
+from headrace.prepare.messages import Failed, HashDone, Order, PieceDone, Progress, Reply, Setup
 
 RUN_AHEAD = 2
-"""Finished or running tasks a worker, besides the one whose turn it is: bounds the parts on disk."""
+"""Finished or running tasks a worker, besides the one whose turn it is: bounds the pieces on disk."""
+
+MAX_DEATHS = 3
+"""Workers that one task may cost before the run gives up: what kills three is not chance."""
 
 _EXIT_WAIT_S = 10.0
 _COMMAND = "import sys; from headrace.prepare.worker import main; main(int(sys.argv[1]))"
@@ -40,8 +44,8 @@ class Workers:
 
     def __enter__(self) -> Workers:
         try:
-            for _ in range(self._num_workers):
-                self._start()
+            for worker in range(self._num_workers):
+                self._start(worker)
         except BaseException:
             self._stop()
             raise
@@ -60,43 +64,58 @@ class Workers:
         with contextlib.suppress(ConnectionError):
             self._connections[worker].send_bytes(msgspec.msgpack.encode(order))
 
-    def receive(self, timeout_s: float) -> list[tuple[int, Reply]]:
-        """What the workers said, one reply each; waits up to ``timeout_s`` for the first.
-
-        Raises:
-            WorkerError: one of them has ended.
-        """
-        replies: list[tuple[int, Reply]] = []
+    def receive(self, timeout_s: float) -> list[tuple[int, Reply | None]]:
+        """What the workers said, one reply each, None for one that has ended; waits ``timeout_s`` for the first."""
+        replies: list[tuple[int, Reply | None]] = []
         for ready in wait(self._connections, timeout_s):
             worker = self._connections.index(ready)  # type: ignore[arg-type]
             try:
                 message = self._connections[worker].recv_bytes()
             except (EOFError, OSError):
-                raise WorkerError(self._describe_end(worker)) from None
-            replies.append((worker, self._decoder.decode(message)))
+                replies.append((worker, None))
+            else:
+                replies.append((worker, self._decoder.decode(message)))
         return replies
 
-    def _start(self) -> None:
+    def replace(self, worker: int) -> str:
+        """Start another process in place of one that has ended; how that one ended, in words."""
+        described = self._describe_end(worker)
+        self._connections[worker].close()
+        self._processes[worker].kill()
+        self._processes[worker].wait()
+        self._start(worker)
+        return described
+
+    def _start(self, worker: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             connection = Connection(ours.detach())
-            self._connections.append(connection)
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
                 # Processes are the parallelism here: threads inside each would only fight over the cores.
                 "TOKENIZERS_PARALLELISM": "false",
+                "RAYON_NUM_THREADS": "1",
+                "OMP_NUM_THREADS": "1",
             }
-            with _interrupts_blocked():
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # standard output may be a pipe that carries --json
-                    env=environment,
-                    pass_fds=[theirs.fileno()],
-                    process_group=0,  # Ctrl-C reaches the parent alone
-                )
+            try:
+                with _interrupts_blocked():
+                    process = subprocess.Popen(
+                        [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno())],
+                        stdin=subprocess.DEVNULL,
+                        stdout=2,  # standard output may be a pipe that carries --json
+                        env=environment,
+                        pass_fds=[theirs.fileno()],
+                        process_group=0,  # Ctrl-C reaches the parent alone
+                    )
+            except BaseException:
+                connection.close()
+                raise
+        if worker < len(self._processes):
+            self._processes[worker], self._connections[worker] = process, connection
+        else:
             self._processes.append(process)
+            self._connections.append(connection)
         with contextlib.suppress(ConnectionError):
             connection.send_bytes(self._setup)
 
@@ -110,22 +129,19 @@ class Workers:
 
     def _describe_end(self, worker: int) -> str:
         process = self._processes[worker]
+        who = f"worker {worker + 1} of {self._num_workers} (process {process.pid})"
         try:
             code = process.wait(_EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
-            return f"worker {worker + 1} of {self._num_workers} (process {process.pid}) closed its connection and hangs"
-        who = f"worker {worker + 1} of {self._num_workers} (process {process.pid})"
+            return f"{who} closed its connection and hangs"
         if code == -signal.SIGKILL:
             return (
                 f"{who} was killed (SIGKILL): most often the machine or the job ran out of memory (see `dmesg`, or the "
-                "scheduler's log). Nothing was written. Run again with fewer --workers or more memory."
+                "scheduler's log)"
             )
         if code < 0:
-            name = signal.strsignal(-code) or "unknown"
-            return (
-                f"{who} was ended by signal {-code} ({name}). Nothing was written. Run again; if it recurs, report it."
-            )
-        return f"{who} ended with exit status {code}; its last words are above. Nothing was written."
+            return f"{who} was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
+        return f"{who} ended with exit status {code}; its last words are above"
 
 
 @contextlib.contextmanager
@@ -138,49 +154,137 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class Execution:
+    """Deals orders to idle workers, and gives their results in the order of the turns."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        orders: Sequence[Order],
+        *,
+        first_turn: int,
+        ready: Collection[PieceDone],
+        run_ahead: int,
+        on_progress: Callable[[Progress | None], None],
+        interval_s: float,
+    ) -> None:
+        """See `run_tasks`."""
+        self._workers = workers
+        self._interval_s = interval_s
+        self._on_progress = on_progress
+        self._turn = first_turn
+        self._window = run_ahead * len(workers) + 1
+        self._results: dict[int, collections.deque[PieceDone | Failed]] = {}
+        for piece in sorted(ready, key=lambda piece: (piece.turn, piece.piece)):
+            self._results.setdefault(piece.turn, collections.deque()).append(piece)
+        done = set(self._results)
+        self._waiting = collections.deque(order for order in orders if order.turn not in done)
+        self._last_turn = max([order.turn for order in orders] + list(done), default=-1)
+        self._running: dict[int, Order] = {}
+        self._idle = set(range(len(workers)))
+        self._delivered: dict[int, int] = {}
+        self._deaths: collections.Counter[Order] = collections.Counter()
+        self._idle_deaths = 0
+
+    def run(self) -> Iterator[PieceDone | HashDone | Failed]:
+        """See `run_tasks`."""
+        while self._waiting or self._running or self._turn <= self._last_turn:
+            # Idle workers go first: taking the piece whose turn it is takes a while.
+            self._deal()
+            queue = self._results.get(self._turn)
+            if queue:
+                result = queue.popleft()
+                if isinstance(result, Failed) or result.is_last:
+                    self._results.pop(self._turn)
+                    self._turn += 1
+                yield result
+            has_next = bool(self._results.get(self._turn))
+            for worker, reply in self._workers.receive(0.0 if has_next or not self._running else self._interval_s):
+                if reply is None:
+                    self._replace(worker)
+                elif isinstance(reply, Progress):
+                    self._on_progress(reply)
+                else:
+                    yield from self._take(worker, reply)
+            self._on_progress(None)
+
+    def _deal(self) -> None:
+        while self._idle and self._waiting and self._waiting[0].turn < self._turn + self._window:
+            order = self._waiting.popleft()
+            worker = self._idle.pop()
+            self._running[worker] = order
+            self._workers.send(worker, order)
+
+    def _take(self, worker: int, reply: PieceDone | HashDone | Failed) -> Iterator[HashDone | Failed]:
+        if isinstance(reply, PieceDone):
+            # A task that was begun again after a death makes its first pieces a second time.
+            if reply.piece >= self._delivered.get(reply.turn, 0):
+                self._delivered[reply.turn] = reply.piece + 1
+                self._results.setdefault(reply.turn, collections.deque()).append(reply)
+            if not reply.is_last:
+                return
+        elif isinstance(reply, Failed) and reply.turn >= 0:
+            self._results.setdefault(reply.turn, collections.deque()).append(reply)
+        else:
+            yield reply
+        del self._running[worker]
+        self._idle.add(worker)
+        self._idle_deaths = 0
+
+    def _replace(self, worker: int) -> None:
+        order = self._running.pop(worker, None)
+        described = self._workers.replace(worker)
+        if order is None:
+            # It died before it had anything to do: one that cannot even start would do so for ever.
+            self._idle_deaths += 1
+            if self._idle_deaths >= MAX_DEATHS * len(self._workers):
+                raise WorkerError(f"{described}. No worker can be started; nothing was written.")
+            return
+        self._idle.add(worker)
+        self._waiting.appendleft(order)
+        self._deaths[order] += 1
+        if self._deaths[order] >= MAX_DEATHS:
+            raise WorkerError(
+                f"{described}. It was the {MAX_DEATHS}rd worker that ended in the same task. Nothing was written; what "
+                "is done so far is kept: run the same command again, with fewer --workers or more memory."
+            )
+
+
 def run_tasks(
     workers: Workers,
     orders: Sequence[Order],
     *,
+    first_turn: int,
+    ready: Collection[PieceDone],
+    run_ahead: int,
     on_progress: Callable[[Progress | None], None],
     interval_s: float,
-) -> Iterator[TextDone | HashDone | Failed]:
-    """Deal orders to idle workers; yield the results of text tasks in their order, of hash tasks as they come.
+) -> Iterator[PieceDone | HashDone | Failed]:
+    """Yield the pieces of tasks in the order of their turns, from ``first_turn`` on; hashes as they come.
 
-    A failed text task is yielded in its turn too, so that the error a user sees does not depend on the workers.
-    At most ``RUN_AHEAD`` tasks a worker are ahead of the one whose turn it is. ``on_progress`` is called with each
-    worker's report, and with None at least every ``interval_s`` seconds.
+    A failed task is yielded in its turn too, so that the error a user sees does not depend on the workers. At most
+    ``run_ahead`` tasks a worker are ahead of the one whose turn it is. A worker that ends is replaced, and its task
+    begun again. ``on_progress`` is called with each worker's report, and with None at least every ``interval_s``
+    seconds.
+
+    Args:
+        workers: processes, idle.
+        orders: in the order of their turns; hash tasks stand anywhere.
+        first_turn: the turn of the first result.
+        ready: pieces of tasks that are whole on disk already; these tasks are not dealt.
+        run_ahead: as said.
+        on_progress: as said.
+        interval_s: as said.
 
     Raises:
-        WorkerError: a worker has ended.
+        WorkerError: several workers have ended in the same task.
     """
-    waiting = iter(orders)
-    following = next(waiting, None)
-    finished: dict[int, TextDone | Failed] = {}
-    idle = set(range(len(workers)))
-    running = turn = 0
-    window = RUN_AHEAD * len(workers) + 1
-    while following is not None or running or finished:
-        # Idle workers go first: appending the part whose turn it is takes a while.
-        while idle and following is not None and not _is_too_far(following, turn + window):
-            workers.send(idle.pop(), following)
-            running += 1
-            following = next(waiting, None)
-        if turn in finished:
-            yield finished.pop(turn)
-            turn += 1
-        for worker, reply in workers.receive(0.0 if turn in finished or not running else interval_s):
-            if isinstance(reply, Progress):
-                on_progress(reply)
-                continue
-            running -= 1
-            idle.add(worker)
-            if isinstance(reply, TextDone | Failed) and reply.number >= 0:
-                finished[reply.number] = reply
-            else:
-                yield reply
-        on_progress(None)
-
-
-def _is_too_far(order: Order, limit: int) -> bool:
-    return isinstance(order, TextTask) and order.task.number >= limit
+    return Execution(
+        workers,
+        orders,
+        first_turn=first_turn,
+        ready=ready,
+        run_ahead=run_ahead,
+        on_progress=on_progress,
+        interval_s=interval_s,
+    ).run()

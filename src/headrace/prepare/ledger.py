@@ -4,92 +4,165 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from headrace.errors import HeadraceError
-from headrace.prepare.inputs import SourceFile
-from headrace.prepare.messages import SpanResult, TextDone
-from headrace.stores import DocumentLedger, Ledger, TokenLedger, WrittenShard
+from headrace.prepare.piece import PieceInfo, SpanResult
+from headrace.prepare.sources import SampleBy, SourceFile, record_noun
+from headrace.stores import DocumentLedger, ErrorEntry, Ledger, TokenLedger
+
+DUPLICATE = "duplicate"
+
+
+class LedgerState(msgspec.Struct, kw_only=True):
+    """All sums so far, as they stand in a checkpoint."""
+
+    reached: list[int]
+    """For each file, in the unit of its extent."""
+    lines: list[int]
+    hashes: list[str]
+    input_bytes: int = 0
+    all_lines: int = 0
+    blank_lines: int = 0
+    bad: int = 0
+    documents: int = 0
+    empty: int = 0
+    special: int = 0
+    proved: int = 0
+    routed: int = 0
+    text_bytes: int = 0
+    kept: int = 0
+    dropped: dict[str, int] = {}
+    text_tokens: int = 0
+    eod_tokens: int = 0
+    bos_tokens: int = 0
+    dropped_tokens: dict[str, int] = {}
+    errors: list[ErrorEntry] = []
+
+
+class Duplicates(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent left out of a piece because it had been met before."""
+
+    documents: int = 0
+    empty: int = 0
+    tokens: int = 0
 
 
 class RunLedger:
-    """Counts what was read and what was kept on two independent ways, and compares them.
+    """Counts what was read and what was kept on independent ways, and compares them.
 
-    Lines are counted by their newlines, documents by their texts, tokens by their encodings, and all of them again by
-    the store that was written.
+    Lines are counted by the readers, records by their texts, documents and tokens by their encodings, and all of them
+    again by the store that was written.
     """
 
-    def __init__(self, files: Sequence[SourceFile]) -> None:
+    def __init__(
+        self, files: Sequence[SourceFile], state: LedgerState | None = None, *, sample_by: SampleBy = "document"
+    ) -> None:
         self._files = files
-        self._reached = [0] * len(files)
-        self._lines = [0] * len(files)
-        self.hashes: list[str] = [""] * len(files)
-        self.blank_lines = 0
-        self.documents = 0
-        self.empty_documents = 0
-        self.text_bytes = 0
-        self.text_tokens = 0
-        self.eod_tokens = 0
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of input that are done."""
-        return sum(self._reached)
+        self._sample_by: SampleBy = sample_by
+        count = len(files)
+        self.state = state or LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
 
     @property
     def tokens(self) -> int:
-        """Tokens kept so far, end-of-document tokens included."""
-        return self.text_tokens + self.eod_tokens
+        """Tokens kept so far, end-of-document tokens and the like included."""
+        return self._made - sum(self.state.dropped_tokens.values())
 
-    def lines_of(self, file: int) -> int:
-        """Lines of this file in the tasks that are done."""
-        return self._lines[file]
+    @property
+    def _made(self) -> int:
+        return self.state.text_tokens + self.state.eod_tokens + self.state.bos_tokens
 
-    def add(self, done: TextDone) -> None:
-        """Take the next task's counts, in the order of the tasks.
+    def add(self, info: PieceInfo, duplicates: Duplicates) -> None:
+        """Take the next piece's counts, in the order of the input.
 
         Raises:
-            HeadraceError: bytes of a file were left out or read twice, or lines are not documents plus blank ones.
+            HeadraceError: bytes of a file were left out or read twice, or lines are not documents plus skipped ones.
         """
-        for span in done.spans:
+        state = self.state
+        for number, span in enumerate(info.spans):
+            first_line = state.lines[span.file]
+            for entry, line, message in info.errors:
+                if entry == number:
+                    state.errors.append(self._entry(span.file, first_line + line, message))
             self._add_span(span)
-        documents = sum(span.documents for span in done.spans)
-        self._equal("documents of a task, and documents encoded", documents, done.num_documents)
-        self.empty_documents += done.num_empty
-        self.text_tokens += done.num_text_tokens
-        self.eod_tokens += done.num_eod_tokens
+        documents = sum(span.documents for span in info.spans)
+        kept = sum(span.kept for span in info.spans)
+        dropped = sum(info.dropped.values())
+        self._equal("records of a piece, and documents kept plus dropped", documents, info.num_documents + dropped)
+        self._equal("documents of a piece, and those of its spans", info.num_documents, kept)
+        self._equal("bad records of a piece, and those listed", sum(span.bad for span in info.spans), len(info.errors))
+        state.empty += info.num_empty - duplicates.empty
+        state.special += info.num_special
+        state.proved += info.num_proved
+        state.routed += info.num_routed
+        state.kept += info.num_documents - duplicates.documents
+        _add(state.dropped, info.dropped)
+        state.text_tokens += info.tokens.text
+        state.eod_tokens += info.tokens.eod
+        state.bos_tokens += info.tokens.bos
+        _add(state.dropped_tokens, info.tokens.dropped)
+        if duplicates.documents:
+            _add(state.dropped, {DUPLICATE: duplicates.documents})
+            _add(state.dropped_tokens, {DUPLICATE: duplicates.tokens})
+
+    def _entry(self, file: int, line: int, message: str) -> ErrorEntry:
+        unit = record_noun(self._files[file].format, self._sample_by)
+        return ErrorEntry(file=self._files[file].name, unit=unit, line=line + (unit != "row"), message=message)
 
     def _add_span(self, span: SpanResult) -> None:
-        name = self._files[span.file].name
+        state, name = self.state, self._files[span.file].name
         if span.end > span.begin:
-            reached = self._reached[span.file]
-            self._equal(f"{name}: byte where one span ends, and where the next begins", reached, span.begin)
-            self._reached[span.file] = span.end
-        self._equal(f"{name}: lines, and documents plus blank lines", span.lines, span.documents + span.blank_lines)
-        self._lines[span.file] += span.lines
+            reached = state.reached[span.file]
+            self._equal(f"{name}: where one span ends, and where the next begins", reached, span.begin)
+            state.reached[span.file] = span.end
+        accounted = span.documents + span.blank_lines + span.bad
+        self._equal(f"{name}: lines, and records plus blank and bad ones", span.lines, accounted)
+        self._equal(f"{name}: lines, and documents plus skipped ones", span.lines, span.kept + span.skipped)
+        state.lines[span.file] += span.lines
         if span.xxh3_128:
-            self.hashes[span.file] = span.xxh3_128
-        self.blank_lines += span.blank_lines
-        self.documents += span.documents
-        self.text_bytes += span.text_bytes
+            state.hashes[span.file] = span.xxh3_128
+        state.input_bytes += span.input_bytes
+        state.all_lines += span.lines
+        state.blank_lines += span.blank_lines
+        state.bad += span.bad
+        state.documents += span.documents
+        state.text_bytes += span.text_bytes
 
-    def balance(self, shard: WrittenShard) -> Ledger:
-        """The ledger for the manifest.
+    def balance(self, *, num_documents: int, num_tokens: int, num_origins: int) -> Ledger:
+        """The ledger for the manifest, held against the store that was written and its table of origins.
 
         Raises:
-            HeadraceError: it does not balance with the store that was written.
+            HeadraceError: it does not balance.
         """
-        for file, reached in zip(self._files, self._reached, strict=True):
-            self._equal(f"{file.name}: bytes of the file, and bytes read", file.size_bytes, reached)
-        self._equal("documents read, and documents in the store", self.documents, shard.num_documents)
-        self._equal("tokens made, and tokens in the store", self.tokens, shard.num_tokens)
+        state = self.state
+        for file, reached in zip(self._files, state.reached, strict=True):
+            self._equal(f"{file.name}: its extent, and what was read", file.extent, reached)
+        self._equal("documents kept, and documents in the store", state.kept, num_documents)
+        self._equal("documents in the store, and in the table of origins", num_documents, num_origins)
+        self._equal("tokens kept, and tokens in the store", self.tokens, num_tokens)
+        self._equal(
+            "records read, and documents kept plus dropped", state.documents, state.kept + sum(state.dropped.values())
+        )
+        dropped = dict(state.dropped)
+        if state.bad:
+            dropped["bad"] = state.bad
         return Ledger(
             documents=DocumentLedger(
-                read=self.documents,
-                kept=shard.num_documents,
-                empty=self.empty_documents,
-                blank_lines=self.blank_lines,
-                text_bytes=self.text_bytes,
+                read=state.documents + state.bad,
+                kept=state.kept,
+                dropped=dict(sorted(dropped.items())),
+                empty=state.empty,
+                blank_lines=state.blank_lines,
+                text_bytes=state.text_bytes,
+                with_special_tokens=state.special,
             ),
-            tokens=TokenLedger(kept=shard.num_tokens, eod=self.eod_tokens),
+            tokens=TokenLedger(
+                made=self._made,
+                kept=num_tokens,
+                eod=state.eod_tokens,
+                bos=state.bos_tokens,
+                dropped={name: number for name, number in sorted(state.dropped_tokens.items()) if number},
+            ),
         )
 
     @staticmethod
@@ -99,3 +172,8 @@ class RunLedger:
                 f"the ledger does not balance: {what}: {left:,} and {right:,}. Nothing was written. This is a defect "
                 "of Headrace or of this machine: please report it."
             )
+
+
+def _add(sums: dict[str, int], more: dict[str, int]) -> None:
+    for name, number in more.items():
+        sums[name] = sums.get(name, 0) + number

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from headrace.prepare.inputs import SourceFile
-from headrace.prepare.tasks import Task
+from headrace.prepare.backends.backend import SpecialPolicy
+from headrace.prepare.filters import FilterSpec
+from headrace.prepare.sources import RecordSpec, SourceFile, Task
+
+
+class Encoding(msgspec.Struct, frozen=True):
+    """How texts become tokens."""
+
+    tokenizer: str
+    """The copy of ``tokenizer.json`` made for this run."""
+
+    backend: str
+    special: SpecialPolicy
+    eod: int | None
+    bos: int | None
+    vocab_size: int
+    dtype: str
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
@@ -15,23 +32,61 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     """Process id; a worker that finds another parent gives up."""
 
     parts: str
-    """Folder for the parts."""
+    """Folder for the pieces."""
 
-    tokenizer: str
-    """The copy of ``tokenizer.json`` made for this run."""
+    buckets: str
+    """Folder of the buckets of a shuffled run."""
 
-    text_field: str
-    eod: int | None
-    vocab_size: int
-    dtype: str
+    records: RecordSpec
+    max_record_bytes: int
+    join: str | None
+    encoding: Encoding
+    filters: FilterSpec
+    keys: tuple[str, ...]
+    on_error: Literal["stop", "skip"]
+    max_errors: int | None
+    """Bad records after which a piece need not be finished: the run fails by it alone."""
+    with_text_hashes: bool
+    order_key: int | None
+    """Of the shuffle; None keeps the order of the input."""
+
+    sample_key: int
+    """Of the sample of documents that are proved."""
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where in a task a piece begins: pieces before it, the span, and the lines of that span before it."""
+
+    piece: int = 0
+    span: int = 0
+    lines: int = 0
 
 
 class TextTask(msgspec.Struct, frozen=True, tag=True):
-    """Read these spans, write one part."""
+    """Read these spans, write pieces."""
 
     task: Task
     files: tuple[SourceFile, ...]
     """One a span."""
+    start: Cursor = Cursor()
+
+    @property
+    def turn(self) -> int:
+        """Place of its result among those of the others."""
+        return self.task.number
+
+
+class SortTask(msgspec.Struct, frozen=True, tag=True):
+    """Sort a bucket into a piece of the same number."""
+
+    bucket: int
+    size: int
+    """Bytes of the bucket's file that count."""
+
+    @property
+    def turn(self) -> int:
+        """Place of its result among those of the others."""
+        return self.bucket
 
 
 class HashTask(msgspec.Struct, frozen=True, tag=True):
@@ -42,32 +97,18 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
 
     file: SourceFile
 
-
-class SpanResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a span held. ``[begin, end)`` is from its first line's first byte to its last line's end."""
-
-    file: int
-    begin: int
-    end: int
-    lines: int
-    blank_lines: int
-    documents: int
-    text_bytes: int
-    """UTF-8 bytes of the texts."""
-    xxh3_128: str
-    """Of the whole file where the span is all of it, else empty."""
+    @property
+    def turn(self) -> int:
+        """It has none: the result is taken as it comes."""
+        return -1
 
 
-class TextDone(msgspec.Struct, frozen=True, tag=True):
-    """A part is complete: ``num_tokens`` ids, then ``num_documents`` int64 lengths."""
+class PieceDone(msgspec.Struct, frozen=True, tag=True):
+    """A piece of a task is complete on disk."""
 
-    number: int
-    spans: tuple[SpanResult, ...]
-    num_documents: int
-    num_empty: int
-    num_text_tokens: int
-    """Tokens of the texts, without end-of-document tokens."""
-    num_eod_tokens: int
+    turn: int
+    piece: int
+    is_last: bool
 
 
 class HashDone(msgspec.Struct, frozen=True, tag=True):
@@ -78,9 +119,9 @@ class HashDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """How far the running task is."""
+    """How far the running task is, its finished pieces included."""
 
-    number: int
+    turn: int
     input_bytes: int
     documents: int
     tokens: int
@@ -89,20 +130,21 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """A task failed; the worker lives on.
 
-    ``kind`` is ``input``, ``output`` or ``crash`` (``message`` is then a traceback). For a bad line ``message`` says
-    what was found, and the parent adds file and line: only it knows how many lines the tasks before had.
+    ``kind`` is ``input``, ``output``, ``mismatch`` (the fast tokeniser is not equal to the truth) or ``crash``
+    (``message`` is then a traceback). For a bad line ``message`` says what was found, and the parent adds file and
+    line: only it knows how many lines there were before.
     """
 
-    number: int
-    """Of the text task; -1 for a hash task."""
+    turn: int
+    """Of the task; -1 for a hash task."""
 
-    kind: str
+    kind: Literal["input", "output", "mismatch", "crash"]
     message: str
     file: int = -1
     """Input file of a bad line, else -1."""
     line: int = 0
-    """The bad line, counted from 1 at the beginning of its span."""
+    """The bad line, counted from 1 at the beginning of its span, or of the piece where that begins later."""
 
 
-Order = TextTask | HashTask
-Reply = TextDone | HashDone | Progress | Failed
+Order = TextTask | SortTask | HashTask
+Reply = PieceDone | HashDone | Progress | Failed

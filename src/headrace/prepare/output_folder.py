@@ -1,12 +1,15 @@
 """The output folder during a run: nothing in it changes until everything is complete.
 
     DIR/.headrace-prepare/lock             held by the living run
+                          run.json         what decides the bytes of the run
+                          state            the last checkpoint
                           tokenizer.json   the copy that all workers load
-                          parts.1f0c/      parts on their way to the store, a folder a run
-                          text_document.*  the store and its manifest, once complete
-                          commit.json      the files are being moved up into DIR
+                          parts.*/         pieces on their way into the output
+                          ...              shards, buckets, the table of origins
+                          commit.json      all is complete: files are being moved up into DIR
 
-A killed run leaves the hidden folder. The next run in DIR removes it, and what an interrupted move had put in place.
+A killed run leaves the hidden folder. The same run goes on from it; another one is refused until told to discard it.
+Where the move had begun, the next run completes it first.
 """
 
 from __future__ import annotations
@@ -16,48 +19,55 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from headrace.errors import OutputError, StoreError
-from headrace.io import atomic_write, safe_relative
-from headrace.io.atomic import output_errors
-from headrace.stores import MANIFEST_NAME, load_manifest
+from headrace.io import atomic_write, output_errors, safe_relative, sync_folder
+from headrace.prepare.run_state import differences
+from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, load_manifest
 
 WORK_NAME = ".headrace-prepare"
-PREFIX = "text_document"
-"""Megatron's name: the key of its record, and the level."""
-
-FILE_NAMES = (f"{PREFIX}.bin", f"{PREFIX}.idx", MANIFEST_NAME)
-_COMMIT_NAME = "commit.json"
+RUN_NAME = "run.json"
+COMMIT_NAME = "commit.json"
+_MAX_DIFFERENCES = 8
+_OUTPUT_NAMES = re.compile(r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|provenance")
 
 
 class OutputFolder:
     """Claims a folder for one run, as a context manager.
 
-    Left without `commit`, it is as it was found; a folder that the run made is removed.
+    Left without `commit`, it is as it was found, but for the hidden folder where `keep` was said; a folder that the
+    run made is removed.
 
     Raises:
         OutputError: the folder holds something else, another run is writing to it, or the system refuses.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, restart: bool) -> None:
         self.path = Path(path)
         self.work = self.path / WORK_NAME
         self._overwrite = overwrite
+        self._restart = restart
         self._created: list[Path] = []
         self._lock: IO[bytes] | None = None
         self._replaced: list[str] = []
+        self._run: Mapping[str, Any] | None = None
+        self._completed: Mapping[str, Any] | None = None
+        self._keep = False
 
     def __enter__(self) -> OutputFolder:
         try:
             with output_errors(self.path, "use as the output folder"):
                 self._make(self.path)
                 self._claim()
-                self._recover()
-            self._check_content()
+                self._complete_commit()
+                # Whatever goes wrong before `begin`, an unfinished run is not this one's to throw away.
+                self._keep = self._unfinished() is not None
         except BaseException:
             self._leave()
             raise
@@ -68,28 +78,94 @@ class OutputFolder:
     ) -> None:
         self._leave()
 
-    def commit(self) -> None:
-        """Move the complete files from `work` up into the folder; the ``.idx``, without which no store opens, last.
+    def begin(self, run: Mapping[str, Any]) -> bool:
+        """Begin or continue this run; ``run`` is what decides its bytes, as JSON. True where it is complete already.
 
         Raises:
-            OutputError: the system refuses.
+            OutputError: the folder is taken, or another run was left unfinished in it.
         """
-        order = [MANIFEST_NAME, f"{PREFIX}.bin", f"{PREFIX}.idx"]
-        atomic_write(self.work / _COMMIT_NAME, json.dumps({"files": order}).encode())
-        try:
-            with output_errors(self.path, "replace the output in"):
-                # Old indices go first, so that no old index ever stands beside new tokens.
-                for name in sorted(self._replaced, key=lambda name: not name.endswith(".idx")):
-                    (self.path / name).unlink(missing_ok=True)
-                _sync(self.path)
-                for name in order:
-                    (self.work / name).rename(self.path / name)
-                _sync(self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._undo_moves(order)
-            raise
+        run = json.loads(json.dumps(run))
+        if self._completed is not None and self._completed == run:
+            return True
+        self._check_content()
+        with output_errors(self.work, "use as the work folder"):
+            before = self._unfinished()
+            if before is not None and not self._restart:
+                found = list(differences(before, run))
+                if found:
+                    more = f" and {len(found) - _MAX_DIFFERENCES} more" if len(found) > _MAX_DIFFERENCES else ""
+                    raise OutputError(
+                        f"{self.path}: an unfinished run with other options is in this folder: "
+                        f"{'; '.join(found[:_MAX_DIFFERENCES])}{more}. Give the same command to continue it, or "
+                        "--restart to discard it"
+                    )
+                self._remove_temporaries()
+                self._run = run
+                return False
+            self._keep = False
+            self._clear()
+            atomic_write(self.work / RUN_NAME, json.dumps(run).encode())
+            self._run = run
+        return False
+
+    def keep(self) -> None:
+        """From now on an end without `commit` leaves the hidden folder for a run that goes on."""
+        self._keep = True
+
+    def commit(self, moves: Mapping[str, str]) -> None:
+        """Move complete files up: from names in the work folder to names in the folder, in this order.
+
+        The last ones should be those without which nothing opens.
+
+        Raises:
+            OutputError: the system refuses; the next run goes on with the move.
+        """
+        self._keep = True
+        # Old indices go first, so that no old index ever stands beside new tokens.
+        remove = sorted(self._replaced, key=lambda name: not name.endswith((".idx", "meta.json")))
+        self._write_commit(remove, moves)
+        with output_errors(self.path, "replace the output in"):
+            self._move()
         self._created.clear()
+        self._keep = False
+
+    def _write_commit(self, remove: list[str], moves: Mapping[str, str]) -> None:
+        plan = {"run": self._run, "remove": remove, "moves": list(moves.items())}
+        atomic_write(self.work / COMMIT_NAME, json.dumps(plan).encode())
+
+    def _move(self) -> None:
+        plan = json.loads((self.work / COMMIT_NAME).read_bytes())
+        for name in plan["remove"]:
+            (self.path / safe_relative(name)).unlink(missing_ok=True)
+        if plan["remove"]:
+            for folder in {(self.path / name).parent for name in plan["remove"]}:
+                with contextlib.suppress(OSError):
+                    if folder != self.path:
+                        folder.rmdir()
+            # From here on the names may be those of new files.
+            self._write_commit([], dict(plan["moves"]))
+        for source, target in plan["moves"]:
+            place = self.path / safe_relative(target)
+            if (self.work / source).exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                (self.work / source).rename(place)
+        for folder in {(self.path / target).parent for _, target in plan["moves"]} | {self.path}:
+            sync_folder(folder / MANIFEST_NAME)
+
+    def _complete_commit(self) -> None:
+        if not (self.work / COMMIT_NAME).exists():
+            return
+        self._keep = True
+        self._run = self._completed = json.loads((self.work / COMMIT_NAME).read_bytes())["run"]
+        self._move()
+        self._clear()
+
+    def _unfinished(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads((self.work / RUN_NAME).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def _make(self, folder: Path) -> None:
         missing = []
@@ -101,8 +177,16 @@ class OutputFolder:
             self._created.append(path)
 
     def _claim(self) -> None:
+        # A run that ends removes its lock: one that was opened before that is a lock on nothing.
+        while self._lock is None:
+            self._try_claim()
+
+    def _try_claim(self) -> None:
         self.work.mkdir(exist_ok=True)
-        lock = (self.work / "lock").open("ab")
+        try:
+            lock = (self.work / "lock").open("ab")
+        except FileNotFoundError:
+            return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -113,22 +197,31 @@ class OutputFolder:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 lock.close()
                 raise
-        self._lock = lock
+        try:
+            is_current = os.path.samestat(os.fstat(lock.fileno()), (self.work / "lock").stat())
+        except FileNotFoundError:
+            is_current = False
+        if is_current:
+            self._lock = lock
+        else:
+            lock.close()
 
-    def _recover(self) -> None:
-        """Remove what a killed run left."""
-        if (self.work / _COMMIT_NAME).exists():
-            files = json.loads((self.work / _COMMIT_NAME).read_bytes())["files"]
-            if any((self.work / name).exists() for name in files):
-                self._undo_moves(files)
-        for entry in os.scandir(self.work):
-            if entry.name != "lock":
+    def _clear(self) -> None:
+        """Remove what an earlier run left.
+
+        First goes what says that there is a run, so that a kill leaves none without its files; and last the commit,
+        so that until then the same run is known as complete.
+        """
+        (self.work / RUN_NAME).unlink(missing_ok=True)
+        for entry in list(os.scandir(self.work)):
+            if entry.name not in ("lock", STDIN_NAME, COMMIT_NAME):
                 shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else Path(entry.path).unlink()
+        (self.work / COMMIT_NAME).unlink(missing_ok=True)
 
-    def _undo_moves(self, names: list[str]) -> None:
-        for name in names:
-            if not (self.work / safe_relative(name)).exists():
-                (self.path / name).unlink(missing_ok=True)
+    def _remove_temporaries(self) -> None:
+        """Remove what was being written when the run was killed."""
+        for path in self.work.rglob(".*.tmp"):
+            path.unlink(missing_ok=True)
 
     def _check_content(self) -> None:
         with output_errors(self.path, "list"):
@@ -140,32 +233,35 @@ class OutputFolder:
             what = "holds the output of an earlier run" if is_ours else f"is not empty: it holds {names[0]!r}"
             advice = "--overwrite replaces it" if is_ours else "choose a new or an empty folder"
             raise OutputError(f"{self.path}: the output folder {what}; {advice}")
-        taken = sorted(set(names) & set(FILE_NAMES))
+        taken = [name for name in names if _OUTPUT_NAMES.fullmatch(name)]
         if taken and not is_ours:
             raise OutputError(
                 f"{self.path}: {taken[0]} was not written by headrace prepare (there is no {MANIFEST_NAME} beside it), "
                 "so it is not overwritten; choose another folder"
             )
         if is_ours:
-            self._replaced = [*taken, *(name for name in self._listed() if name not in taken)]
+            self._replaced = self._listed(taken)
 
-    def _listed(self) -> list[str]:
-        """The files that the manifest there names, further shards included."""
+    def _listed(self, taken: list[str]) -> list[str]:
+        """The files of the output that is there."""
         try:
-            manifest = load_manifest(self.path)
-        except StoreError:
-            return []  # damaged: only the names that are certainly ours go
-        folders = {shard.prefix: Path(shard.prefix).parent for shard in manifest.outputs}
-        return [str(folders[shard.prefix] / file.name) for shard in manifest.outputs for file in shard.files]
+            return [MANIFEST_NAME, *_file_names(load_manifest(self.path))]
+        except StoreError:  # damaged: only the names that are certainly ours go
+            files = [path for name in taken for path in sorted((self.path / name).rglob("*"))]
+            inner = [str(path.relative_to(self.path)) for path in files if path.is_file()]
+            return [MANIFEST_NAME, *inner, *(name for name in taken if (self.path / name).is_file())]
 
     def _leave(self) -> None:
         if self._lock is None:
             # Not claimed: the hidden folder, if there is one, is another run's.
             self._remove_created()
             return
-        shutil.rmtree(self.work, ignore_errors=True)
-        self._lock.close()
-        self._lock = None
+        lock, self._lock = self._lock, None
+        with lock:
+            if not self._keep:
+                with contextlib.suppress(OSError):
+                    self._clear()
+                shutil.rmtree(self.work, ignore_errors=True)
         self._remove_created()
 
     def _remove_created(self) -> None:
@@ -175,9 +271,14 @@ class OutputFolder:
         self._created.clear()
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _file_names(manifest: Manifest) -> list[str]:
+    """All files that a manifest speaks of, relative to its folder."""
+    names = [f"{PROVENANCE_NAME}/{file.name}" for file in manifest.provenance]
+    for shard in manifest.outputs:
+        folder = Path(shard.prefix) if shard.format == "keyed" else Path(shard.prefix).parent
+        names += [(folder / file.name).as_posix() for file in shard.files]
+    return names
+
+
+STDIN_NAME = "stdin"
+"""The copy of standard input, where that is an input."""

@@ -30,6 +30,18 @@ USUAL_EODS = (
 )
 """The names that vocabularies give their end-of-document token."""
 
+USUAL_BOSES = (
+    "<s>",
+    "<bos>",
+    "<|begin_of_text|>",
+    "<|startoftext|>",
+    "<|bos|>",
+    "[BOS]",
+    "<BOS>",
+    "<｜begin▁of▁sentence｜>",  # noqa: RUF001 - written so by DeepSeek
+)
+"""The names that vocabularies give their begin-of-sequence token."""
+
 
 class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """A tokeniser as it was read: all processes encode with these bytes, whatever happens to the file."""
@@ -58,27 +70,34 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
             ConfigError: the token or id is not in the vocabulary; or none was named, and not exactly one of the usual
                 ones is in it.
         """
+        return self._find(wanted, "--eod", "end-of-document", USUAL_EODS)
+
+    def find_bos(self, wanted: str | int | None) -> tuple[int, str]:
+        """Id and text of the begin-of-sequence token; as `find_eod`."""
+        return self._find(wanted, "--bos", "begin-of-sequence", USUAL_BOSES)
+
+    def _find(self, wanted: str | int | None, option: str, what: str, usual: tuple[str, ...]) -> tuple[int, str]:
         encoder = self.instance()
         if isinstance(wanted, int):
             token = encoder.id_to_token(wanted) if 0 <= wanted < self.vocab_size else None
             if token is None:
                 raise ConfigError(
-                    f"--eod {wanted}: no token has this id; {self.name} has ids 0 to {self.vocab_size - 1}"
+                    f"{option} {wanted}: no token has this id; {self.name} has ids 0 to {self.vocab_size - 1}"
                 )
             return wanted, token
         if wanted is not None:
             found = encoder.token_to_id(wanted)
             if found is None:
-                raise ConfigError(f"--eod {wanted!r}: not in the vocabulary of {self.name}; {self._candidates()}")
+                raise ConfigError(f"{option} {wanted!r}: not in the vocabulary of {self.name}; {self._candidates()}")
             return found, wanted
-        usual = [(encoder.token_to_id(token), token) for token in USUAL_EODS]
-        known = [(number, token) for number, token in usual if number is not None]
+        numbers = [(encoder.token_to_id(token), token) for token in usual]
+        known = [(number, token) for number, token in numbers if number is not None]
         if len(known) != 1:
             listed = ", ".join(f"{token!r} (id {number})" for number, token in known)
-            what = f"several are usual: {listed}" if known else f"none of the usual ones; {self._candidates()}"
+            found_text = f"several are usual: {listed}" if known else f"none of the usual ones; {self._candidates()}"
             raise ConfigError(
-                f"cannot tell which end-of-document token {self.name} means: {what}. "
-                "Name it with --eod TOKEN or --eod ID."
+                f"cannot tell which {what} token {self.name} means: {found_text}. "
+                f"Name it with {option} TOKEN or {option} ID."
             )
         return known[0]
 

@@ -13,13 +13,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import xxhash
 
-from headrace.errors import InputError, OutputError
-from headrace.prepare.inputs import SourceFile
-from headrace.prepare.messages import Failed, HashDone, HashTask, Order, Progress, Reply, Setup, TextTask
-from headrace.prepare.text_task import BadLineError, TextEncoder
-from headrace.prepare.tokenizer import make_encoder
+from headrace.errors import HeadraceError, InputError, OutputError
+from headrace.prepare.backends import MismatchError, ProvedEncoder, SpecialFinder
+from headrace.prepare.buckets import BucketSorter
+from headrace.prepare.documents import BlockEncoder
+from headrace.prepare.messages import Failed, HashDone, HashTask, Order, PieceDone, Progress, Reply, Setup, SortTask
+from headrace.prepare.sources import SourceFile
+from headrace.prepare.text_task import BadLineError, TextWork
 
 PROGRESS_S = 0.4
 HASH_BLOCK_BYTES = 1 << 20
@@ -30,27 +33,46 @@ class Worker:
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
         self._connection = connection
-        self._parent = setup.parent
-        self._text = TextEncoder(setup, make_encoder(Path(setup.tokenizer).read_bytes()), self._report)
+        self._setup = setup
+        self._text: TextWork | None = None
+        dtype = np.dtype(setup.encoding.dtype)
+        self._sorter = BucketSorter(setup.buckets, len(setup.keys), dtype)
         self._reported_s = time.monotonic()
 
     def handle(self, order: Order) -> Reply:
         """Do one order; what goes wrong becomes a `Failed`."""
-        number = order.task.number if isinstance(order, TextTask) else -1
         try:
             if isinstance(order, HashTask):
                 return HashDone(order.number, self._hash(order.file))
+            if isinstance(order, SortTask):
+                return self._sorter.run(order)
+            if self._text is None:
+                self._text = self._load()
             return self._text.run(order)
         except BadLineError as error:
-            return Failed(number, "input", str(error), file=error.file, line=error.line)
-        except InputError as error:
-            return Failed(number, "input", str(error))
+            return Failed(order.turn, "input", str(error), file=error.file, line=error.line)
+        except MismatchError as error:
+            return Failed(order.turn, "mismatch", str(error))
         except OutputError as error:
-            return Failed(number, "output", str(error))
+            return Failed(order.turn, "output", str(error))
+        except HeadraceError as error:
+            return Failed(order.turn, "input", str(error))
         except SystemExit:
             raise
         except BaseException:  # a panic in Rust is no Exception
-            return Failed(number, "crash", traceback.format_exc())
+            return Failed(order.turn, "crash", traceback.format_exc())
+
+    def _load(self) -> TextWork:
+        encoding = self._setup.encoding
+        content = Path(encoding.tokenizer).read_bytes()
+        encoder = ProvedEncoder(encoding.backend, content, encoding.special)
+        finder = SpecialFinder(content)
+        return TextWork(
+            self._setup,
+            BlockEncoder(self._setup, encoder, finder),
+            report=self._report,
+            deliver=self._deliver,
+        )
 
     def _hash(self, file: SourceFile) -> str:
         hasher = xxhash.xxh3_128()
@@ -65,6 +87,9 @@ class Worker:
             raise InputError(f"{file.name}: the file cannot be read: {error.strerror or error}") from error
         return hasher.hexdigest()
 
+    def _deliver(self, piece: PieceDone) -> None:
+        self._connection.send_bytes(msgspec.msgpack.encode(piece))
+
     def _report(self, progress: Progress) -> None:
         self._check_parent()
         now = time.monotonic()
@@ -73,7 +98,7 @@ class Worker:
             self._connection.send_bytes(msgspec.msgpack.encode(progress))
 
     def _check_parent(self) -> None:
-        if os.getppid() != self._parent:
+        if os.getppid() != self._setup.parent:
             raise SystemExit(1)
 
 

@@ -1,9 +1,10 @@
 """Documents of tokens on disk: layouts that are opened, read, written and checked, each behind the same face.
 
-    writing     IndexedWriter -> prefix.bin + prefix.idx -> WrittenShard ---.
-                                                                            v
+    writing     IndexedWriter -> prefix.bin, prefix.idx ----------.
+                KeyedWriter   -> folder/<key>.bin, meta.json -----+-> WrittenShard -.
+                checkpoint -> WriterState -> a new writer goes on                   v
                 save_manifest(folder, Manifest(outputs=[OutputShard...])) -> headrace.json
-    reading     open(path) -> IndexedStore, or ShardedStore of several -> document, fetch, gather
+    reading     open(path) -> IndexedStore, KeyedStore, or ShardedStore of several -> document, fetch, gather
     checking    Store.check() -> Problem, Problem, ...   every rule of the format, and every byte if a manifest vouches
 
 A store is opened in O(1) a shard and read by ranges; whoever reads it never knows which layout it has.
@@ -14,40 +15,66 @@ from __future__ import annotations
 
 from headrace.stores.indexed import IndexedStore
 from headrace.stores.indexed_layout import optimal_dtype
-from headrace.stores.indexed_writer import IndexedWriter, WrittenShard
+from headrace.stores.indexed_writer import IndexedWriter
+from headrace.stores.keyed import KeyedStore
+from headrace.stores.keyed_writer import KeyedWriter
+from headrace.stores.ledger import DocumentLedger, Ledger, TokenLedger
 from headrace.stores.manifest import (
     MANIFEST_NAME,
-    DocumentLedger,
+    PROVENANCE_NAME,
+    BackendInfo,
+    ErrorEntry,
     InputFile,
-    Ledger,
+    InputOrder,
     Manifest,
-    OutputShard,
+    ShuffledOrder,
     TokenizerInfo,
-    TokenLedger,
     load_manifest,
     save_manifest,
 )
-from headrace.stores.open import open
+from headrace.stores.manifest_output import OutputShard
+from headrace.stores.open import open, open_keys
+from headrace.stores.provenance import Provenance
+from headrace.stores.provenance_writer import ProvenanceState, ProvenanceWriter
 from headrace.stores.sharded import ShardedStore
 from headrace.stores.store import Problem, Store
+from headrace.stores.sums import check_file
+from headrace.stores.writer import Writer
+from headrace.stores.written import FileState, KeyInfo, WriterState, WrittenShard
 
 __all__ = [
     "MANIFEST_NAME",
+    "PROVENANCE_NAME",
+    "BackendInfo",
     "DocumentLedger",
+    "ErrorEntry",
+    "FileState",
     "IndexedStore",
     "IndexedWriter",
     "InputFile",
+    "InputOrder",
+    "KeyInfo",
+    "KeyedStore",
+    "KeyedWriter",
     "Ledger",
     "Manifest",
     "OutputShard",
     "Problem",
+    "Provenance",
+    "ProvenanceState",
+    "ProvenanceWriter",
     "ShardedStore",
+    "ShuffledOrder",
     "Store",
     "TokenLedger",
     "TokenizerInfo",
+    "Writer",
+    "WriterState",
     "WrittenShard",
+    "check_file",
     "load_manifest",
     "open",
+    "open_keys",
     "optimal_dtype",
     "save_manifest",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace.errors import ConfigError
-from headrace.stores.store import IntArray, KeyList, TokenArray
+from headrace.stores.store import MAIN, IntArray, KeyList, TokenArray
 
 
 def positions(values: ArrayLike, allowed: int, what: str) -> IntArray:
@@ -54,17 +54,27 @@ def check_range(begin: int, end: int, num_tokens: int) -> None:
 
 
 def by_keys(
-    read: Callable[[str], TokenArray], keys: str | KeyList, known: tuple[str, ...]
+    read: Callable[[str], TokenArray], keys: str | KeyList | None, known: tuple[str, ...]
 ) -> TokenArray | dict[str, TokenArray]:
-    """What ``read`` gives for one key, or a dict of it for several.
+    """What ``read`` gives for one key, or a dict of it for several; the first of ``known`` is the main one.
 
     Raises:
         ConfigError: a key that the store does not have.
     """
-    for key in (keys,) if isinstance(keys, str) else keys:
-        if key not in known:
-            raise ConfigError(f"the store has no key {key!r}; its keys are {', '.join(map(repr, known))}")
-    return read(keys) if isinstance(keys, str) else {key: read(key) for key in keys}
+    if keys is None:
+        return read(known[0])
+    if isinstance(keys, str):
+        return read(_known(keys, known))
+    return {key: read(_known(key, known)) for key in keys}
+
+
+def _known(key: str, known: tuple[str, ...]) -> str:
+    if key in known:
+        return key
+    if key == MAIN:
+        return known[0]
+    also = "" if MAIN in known else f" (or {MAIN!r} for the first)"
+    raise ConfigError(f"the store has no key {key!r}; its keys are {', '.join(map(repr, known))}{also}")
 
 
 def read_only(array: TokenArray) -> TokenArray:

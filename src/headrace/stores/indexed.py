@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from headrace.errors import StoreError
 from headrace.io import Reader, reader
@@ -18,7 +17,9 @@ from headrace.stores.arguments import by_keys, check_range, document_number, pos
 from headrace.stores.indexed_check import check_indexed
 from headrace.stores.indexed_index import Index
 from headrace.stores.indexed_stream import ContiguousStream, Stream, examine
-from headrace.stores.manifest import MANIFEST_NAME, Manifest, OutputShard, load_manifest
+from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
+from headrace.stores.manifest_output import OutputShard
+from headrace.stores.mapped import tokens_at, windows
 from headrace.stores.store import IntArray, KeyList, Problem, Store, TokenArray
 
 _KEYS = ("tokens",)
@@ -72,6 +73,11 @@ class IndexedStore(Store):
         return {"tokens": self._dtype}
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The ``.bin`` and the ``.idx``."""
+        return Path(self._bin), Path(self._index.path)
+
+    @property
     def num_documents(self) -> int:
         """Number of documents, empty ones included. O(1)."""
         return self._index.layout.num_documents
@@ -112,12 +118,12 @@ class IndexedStore(Store):
             hasher.update(ends.tobytes())
         return hasher.hexdigest()
 
-    def document(self, index: int, keys: str | KeyList = "tokens") -> Any:
+    def document(self, index: int, keys: str | KeyList | None = None) -> Any:
         """(length,) tokens of one document, without a copy where the file is mapped and its sequences are adjacent."""
         number = document_number(index, self.num_documents)
         return by_keys(lambda _: self._read_document(number), keys, _KEYS)
 
-    def fetch(self, begin: int, end: int, keys: str | KeyList = "tokens") -> Any:
+    def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
         """(end - begin,) tokens of the stream, without a copy where the file is mapped and contiguous."""
         check_range(begin, end, self._use_stream().num_tokens)
         return by_keys(lambda _: self._read_stream(begin, end), keys, _KEYS)
@@ -126,10 +132,11 @@ class IndexedStore(Store):
         """(len(begins), length) tokens, a fresh array. A mapped contiguous shard takes about 2 us and the copying."""
         stream = self._use_stream()
         if type(stream) is ContiguousStream:
-            rows = self._reader.kept(self._bin, length, functools.partial(self._windows, length))
+            make = functools.partial(windows, dtype=self._dtype, num_tokens=stream.num_tokens, length=length)
+            rows = self._reader.kept(self._bin, length, make)
             if rows is not None:
-                windows: TokenArray = rows[positions(begins, len(rows), "begins")]
-                return windows
+                found: TokenArray = rows[positions(begins, len(rows), "begins")]
+                return found
         begins = positions(begins, max(0, stream.num_tokens - length + 1), "begins")
         data = self._reader.read_ranges(self._bin, *stream.ranges(begins, length))
         return data.view(self._dtype).reshape(len(begins), length)
@@ -172,7 +179,7 @@ class IndexedStore(Store):
     def _agrees(self, shard: OutputShard) -> bool:
         """Whether a manifest's entry has the numbers of the files. O(1)."""
         sizes = [file.size for file in shard.files]
-        numbers = (shard.dtype, shard.documents, sizes)
+        numbers = (_dtype(shard), shard.documents, sizes)
         if numbers != (self._dtype.name, self.num_documents, [self._bin_bytes, self._index.size]):
             return False
         if not shard.contiguous:
@@ -209,25 +216,11 @@ class IndexedStore(Store):
 
     def _read_bytes(self, offset: int, length: int, what: str) -> TokenArray:
         """One byte range as tokens, read-only: a view of the mapping, or read."""
-        if length == 0:
-            return read_only(np.empty(0, self._dtype))
-        if not (0 <= offset <= self._bin_bytes - length and length > 0):
+        if length and not (0 <= offset <= self._bin_bytes - length and length > 0):
             raise StoreError(
                 f"{self._bin}: {what} lies at bytes {offset} to {offset + length}; the file has {self._bin_bytes} bytes"
             )
-        mapped = self._reader.view(self._bin)
-        if mapped is not None:
-            return np.frombuffer(mapped, self._dtype, length // self._dtype.itemsize, offset)
-        data = self._reader.read_ranges(self._bin, np.array([offset]), np.array([length]))
-        return read_only(data.view(self._dtype))
-
-    def _windows(self, length: int, data: NDArray[np.uint8]) -> TokenArray:
-        """(num_tokens - length + 1, length): every window of the mapped stream, as overlapping rows."""
-        num_tokens, item = self._use_stream().num_tokens, self._dtype.itemsize
-        num_windows = max(0, num_tokens - length + 1)
-        if num_windows == 0 or length == 0:
-            return np.empty((num_windows, length), self._dtype)
-        return np.ndarray((num_windows, length), self._dtype, data, strides=(item, item))
+        return tokens_at(self._reader, self._bin, self._dtype, offset, length)
 
 
 def _reopen(path: str, prefix: str, using: Reader, vouched: OutputShard | None, fingerprint: str) -> IndexedStore:
@@ -254,8 +247,12 @@ def _manifest(folder: Path, modified_ns: int, size: int) -> Manifest:
     return load_manifest(folder)
 
 
+def _dtype(shard: OutputShard) -> str:
+    return "/".join(key.dtype for key in shard.keys.values())
+
+
 def _listed(shard: OutputShard) -> str:
-    return _numbers(shard.dtype, shard.documents, shard.tokens, *(file.size for file in shard.files))
+    return _numbers(_dtype(shard), shard.documents, shard.tokens, *(file.size for file in shard.files))
 
 
 def _numbers(dtype: str, documents: int, tokens: int, bin_bytes: int, idx_bytes: int) -> str:

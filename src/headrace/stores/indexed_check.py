@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.errors import StoreError
 from headrace.io import Reader
+from headrace.stores.faults import Faults
 from headrace.stores.indexed_index import CHUNK, Index
 from headrace.stores.indexed_stream import ContiguousStream, Stream, examine
 from headrace.stores.indexed_sums import check_sums
-from headrace.stores.manifest import MANIFEST_NAME, OutputShard, load_manifest
+from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.manifest_output import OutputShard
 from headrace.stores.store import Problem
-
-MAX_NAMED = 20
-"""Faults of one kind in one file that are named one by one; the rest is counted."""
 
 _TOKENS_AT_ONCE = 1 << 20
 
@@ -41,7 +39,8 @@ def check_indexed(
 def _check(prefix: str, using: Reader, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
     if vouched is None and (Path(prefix).parent / MANIFEST_NAME).exists():
         try:
-            vouched = load_manifest(Path(prefix).parent).shard(Path(prefix).name)
+            entry = load_manifest(Path(prefix).parent).shard(Path(prefix).name)
+            vouched = entry if entry is not None and entry.format == "indexed" else None
         except StoreError as error:
             yield Problem(path=str(Path(prefix).parent / MANIFEST_NAME), place="", message=str(error))
     path = prefix + ".bin"
@@ -67,7 +66,7 @@ def _check(prefix: str, using: Reader, vouched: OutputShard | None, vocab_size: 
 def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:
     """Every pointer, size and document index."""
     count, itemsize = len(index.sizes), index.layout.dtype.itemsize
-    faults = _Faults(index.path, "document indices")
+    faults = Faults(index.path, "document indices")
     for begin in range(0, index.layout.num_documents, CHUNK):
         bounds = index.bounds.read(begin, min(begin + CHUNK, index.layout.num_documents) + 1)
         wrong = (bounds[1:] < bounds[:-1]) | (bounds[1:] > count) | (bounds[1:] < 0)
@@ -75,7 +74,7 @@ def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:
             message = f"goes from sequence {bounds[at]} to {bounds[at + 1]}; allowed is upwards within 0 to {count}"
             yield Problem(path=index.path, place=f"document {begin + at}", message=message)
     yield from faults.rest()
-    faults = _Faults(index.path, "sequences")
+    faults = Faults(index.path, "sequences")
     for begin in range(0, count, CHUNK):
         sizes = index.sizes.read(begin, min(begin + CHUNK, count))
         pointers = index.pointers.read(begin, min(begin + CHUNK, count))
@@ -102,7 +101,7 @@ def _check_coverage(path: str, index: Index, stream: Stream, bin_bytes: int) -> 
         nexts = np.concatenate((begins[order], [bin_bytes]))
         holes = np.flatnonzero(nexts > covered)
         gaps = list(zip(covered[holes].tolist(), nexts[holes].tolist(), strict=True))
-    faults = _Faults(path, "gaps")
+    faults = Faults(path, "gaps")
     for at in faults.to_name(np.array([begin < end for begin, end in gaps])):
         begin, end = gaps[at]
         message = f"{end - begin} bytes outside of any document"
@@ -115,7 +114,7 @@ def _check_counts(prefix: str, vouched: OutputShard, index: Index, stream: Strea
     facts = {
         "documents": (vouched.documents, index.layout.num_documents),
         "tokens": (vouched.tokens, stream.num_tokens),
-        "dtype": (vouched.dtype, index.layout.dtype.name),
+        "dtype": ("/".join(key.dtype for key in vouched.keys.values()), index.layout.dtype.name),
         "contiguous": (vouched.contiguous, vouched.contiguous and type(stream) is ContiguousStream),
     }
     for name, (listed, found) in facts.items():
@@ -129,7 +128,7 @@ def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_siz
     if dtype.kind not in "iu":
         yield Problem(path=path, place="", message=f"{dtype.name} numbers are not token ids")
         return
-    faults = _Faults(path, "documents with such ids")
+    faults = Faults(path, "documents with such ids")
     last = -1
     for begin in range(0, stream.num_tokens, _TOKENS_AT_ONCE):
         length = min(_TOKENS_AT_ONCE, stream.num_tokens - begin)
@@ -143,26 +142,6 @@ def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_siz
             yield Problem(path=path, place=place, message=message)
         last = int(documents[-1]) if len(documents) else last
     yield from faults.rest()
-
-
-class _Faults:
-    """Names the first ``MAX_NAMED`` faults of one kind, and counts the rest."""
-
-    def __init__(self, path: str, kind: str) -> None:
-        self._path = path
-        self._kind = kind
-        self._count = 0
-
-    def to_name(self, wrong: NDArray[np.bool_]) -> list[int]:
-        """Where the faults are that are still to be named."""
-        room = max(0, MAX_NAMED - self._count)
-        self._count += int(np.count_nonzero(wrong))
-        return [int(at) for at in np.flatnonzero(wrong)[:room]]
-
-    def rest(self) -> Iterator[Problem]:
-        """How many were not named."""
-        if self._count > MAX_NAMED:
-            yield Problem(path=self._path, place="", message=f"{self._count - MAX_NAMED} more {self._kind} at fault")
 
 
 def _sequence(index: Index, sequence: int) -> str:

@@ -15,15 +15,19 @@ import msgspec
 
 from headrace.errors import StoreError
 from headrace.io import FileSum, atomic_write, hash_bytes, safe_relative
-from headrace.stores.indexed_writer import WrittenShard
+from headrace.stores.ledger import Ledger
+from headrace.stores.manifest_output import OutputShard, file_faults
 
 MANIFEST_NAME = "headrace.json"
+PROVENANCE_NAME = "provenance"
+"""The folder beside the manifest whose files lead documents back to their inputs."""
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One input: its path as the run was given it, bytes, and xxh3_128 in hex."""
+    """One input: its path as the run was given it, its format, bytes, and xxh3_128 in hex."""
 
     path: str
+    format: str = ""
     size: int
     xxh3_128: str
 
@@ -36,122 +40,140 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         xxh3_128: hash of its definition (the bytes of ``tokenizer.json``); tells one tokeniser from another.
         vocab_size: ids are in ``[0, vocab_size)``.
         eod: id that ends a document, where one is added.
+        bos: id that begins a document, where one is added.
+        eod_text: the token of that id.
+        bos_text: the token of that id.
+        library_version: of ``tokenizers``, whose ids these are.
     """
 
     source: str
     xxh3_128: str
     vocab_size: int
     eod: int | None = None
+    bos: int | None = None
+    eod_text: str = ""
+    bos_text: str = ""
+    library_version: str = ""
 
 
-class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One shard.
-
-    Attributes:
-        prefix: path without extension, relative to the manifest's folder, with ``/`` on every system.
-        format: name of the layout.
-        dtype: name of the dtype of the tokens.
-        documents: number of documents, empty ones included.
-        tokens: number of tokens.
-        contiguous: the documents lie one after another in the ``.bin``; a store then need not look.
-        files: the ``.bin`` and the ``.idx``, by base name.
-    """
-
-    prefix: str
-    format: Literal["indexed"] = "indexed"
-    dtype: str
-    documents: int
-    tokens: int
-    contiguous: bool
-    files: tuple[FileSum, ...]
-
-    @classmethod
-    def of(cls, written: WrittenShard, folder: str | os.PathLike[str]) -> OutputShard:
-        """The entry of a shard that was just written below the manifest's folder."""
-        return cls(
-            prefix=Path(written.prefix).relative_to(Path(folder)).as_posix(),
-            dtype=written.dtype,
-            documents=written.num_documents,
-            tokens=written.num_tokens,
-            contiguous=written.contiguous,
-            files=written.files,
-        )
-
-
-class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Documents: ``read == kept + sum(dropped.values())``.
+class BackendInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The package that encoded, and what it was proved on.
 
     Attributes:
-        read: documents found in the inputs.
-        kept: those in the outputs.
-        dropped: those left out, by reason.
-        empty: those of the kept that have no tokens.
-        blank_lines: lines of the inputs that hold nothing, and so no document.
-        text_bytes: bytes of UTF-8 text in the documents read.
+        name: of the package.
+        version: of the package.
+        why: why the others were not taken, or why this one was, by name.
+        proved: how many of what were encoded by ``tokenizers`` too, with the same ids: ``first_documents`` and
+            ``sampled_documents``.
+        routed: texts that `tokenizers` encoded alone, since they hold the name of an added token; ``routes`` says why
+            such texts do.
+        routes: as said; empty where all texts go to the backend.
+        from_task_by: where a difference was found, after which ``tokenizers`` encoded the rest; empty: nowhere.
     """
 
-    read: int
-    kept: int
-    dropped: dict[str, int] = {}
-    empty: int = 0
-    blank_lines: int = 0
-    text_bytes: int = 0
+    name: str
+    version: str
+    why: dict[str, str] = {}
+    proved: dict[str, int] = {}
+    routed: int = 0
+    routes: str = ""
+    from_task_by: str = ""
 
 
-class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokens in the outputs, ``eod`` of them end-of-document tokens that were added; and those cut, by reason."""
-
-    kept: int
-    eod: int = 0
-    truncated: dict[str, int] = {}
+class InputOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="input"):
+    """Documents are in the order of the inputs."""
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where everything went; it must balance."""
+class ShuffledOrder(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="shuffle"
+):
+    """Documents are in the order of a hash with this seed."""
 
-    documents: DocumentLedger
-    tokens: TokenLedger
+    seed: int
+
+
+class ErrorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A record that was skipped: input file, its place there, and what was found.
+
+    Attributes:
+        file: as in `InputFile.path`.
+        unit: what `line` counts: ``line``, ``paragraph`` or ``document`` from 1, or ``row`` from 0.
+        line: the place.
+        message: what is wrong with it.
+    """
+
+    file: str
+    unit: str = "line"
+    line: int
+    message: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file. ``xxh3_128`` is the hash of the canonical JSON with this field empty."""
+    """The whole file.
+
+    Attributes:
+        version: of the manifest's own format.
+        kind: tells it from other JSON.
+        inputs: the input files, in their order.
+        options: of the run.
+        tokenizer: what made the ids.
+        backend: what encoded.
+        order: of the documents.
+        outputs: the shards of all keys, each key's in order.
+        ledger: where everything went.
+        errors: the records that were skipped.
+        provenance: the files in the folder ``provenance``, by base name.
+        xxh3_128: hash of the canonical JSON with this field empty.
+    """
 
     version: Literal[1] = 1
     kind: Literal["headrace.manifest"] = "headrace.manifest"
     inputs: tuple[InputFile, ...] = ()
     options: dict[str, Any] = {}
     tokenizer: TokenizerInfo | None = None
+    backend: BackendInfo | None = None
+    order: InputOrder | ShuffledOrder = InputOrder()
     outputs: tuple[OutputShard, ...]
     ledger: Ledger
+    errors: tuple[ErrorEntry, ...] = ()
+    provenance: tuple[FileSum, ...] = ()
     xxh3_128: str = ""
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys, in the order of the shards; those of a keyed shard by name."""
+        return tuple(dict.fromkeys(key for shard in self.outputs for key in shard.keys))
+
     def faults(self) -> Iterator[str]:
-        """What does not add up within the manifest, in words."""
+        """What does not add up within the manifest, in words.
+
+        Raises:
+            StoreError: a name that leaves the manifest's folder.
+        """
+        yield from self.ledger.faults()
         documents, tokens = self.ledger.documents, self.ledger.tokens
-        dropped = sum(documents.dropped.values())
-        if documents.read != documents.kept + dropped:
-            yield f"no balance: {documents.read} documents read, but {documents.kept} kept and {dropped} dropped"
-        counts = [*_numbers(documents), *_numbers(tokens), *documents.dropped.values(), *tokens.truncated.values()]
-        if min(counts) < 0:
-            yield "the ledger has a negative count"
-        if documents.empty > documents.kept or tokens.eod > tokens.kept:
-            yield "the ledger counts more empty documents or added tokens than it kept documents or tokens"
-        shards_documents = sum(shard.documents for shard in self.outputs)
-        if shards_documents != documents.kept:
-            yield f"the shards have {shards_documents} documents, the ledger kept {documents.kept}"
+        for key in self.keys:
+            found = sum(shard.documents for shard in self.outputs if key in shard.keys)
+            if found != documents.kept:
+                yield f"the shards have {found} documents with the key {key!r}, the ledger kept {documents.kept}"
+        if not self.outputs and documents.kept:
+            yield f"there are no shards, the ledger kept {documents.kept} documents"
         shards_tokens = sum(shard.tokens for shard in self.outputs)
         if shards_tokens != tokens.kept:
             yield f"the shards have {shards_tokens} tokens, the ledger kept {tokens.kept}"
+        if len({shard.format for shard in self.outputs}) > 1:
+            yield "the shards are of several formats"
         prefixes = [shard.prefix for shard in self.outputs]
         if len(set(prefixes)) != len(prefixes):
             yield "a shard is listed twice"
         for shard in self.outputs:
-            name = safe_relative(shard.prefix).rpartition("/")[2]
-            if [file.name for file in shard.files] != [name + ".bin", name + ".idx"]:
-                yield f"shard {shard.prefix!r} must list the files {name}.bin and {name}.idx, in this order"
-            for file in shard.files:
-                if file.block_bytes < 1 or len(file.xxh3_64) != -(-file.size // file.block_bytes):
-                    yield f"{shard.prefix}: {file.name} of {file.size} bytes has {len(file.xxh3_64)} blocks"
+            yield from shard.faults()
+        if len({file.name for file in self.provenance}) != len(self.provenance):
+            yield f"a file of {PROVENANCE_NAME} is listed twice"
+        for file in self.provenance:
+            if "/" in safe_relative(file.name):
+                yield f"{PROVENANCE_NAME}: {file.name!r} is not the base name of a file"
+            yield from file_faults(PROVENANCE_NAME, file)
 
     def shard(self, prefix: str) -> OutputShard | None:
         """The entry of this prefix, relative to the manifest's folder."""
@@ -194,10 +216,6 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     for fault in manifest.faults():
         raise StoreError(f"{path}: {fault}")
     return manifest
-
-
-def _numbers(ledger: msgspec.Struct) -> list[int]:
-    return [value for value in msgspec.structs.astuple(ledger) if isinstance(value, int)]
 
 
 def _with_hash(manifest: Manifest) -> Manifest:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.errors import StoreError
+from headrace.errors import ConfigError, StoreError
 from headrace.io import Reader, natural_key
 from headrace.stores.indexed import IndexedStore
-from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.keyed import KeyedStore
+from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
+from headrace.stores.manifest_output import META_NAME, OutputShard
 from headrace.stores.sharded import ShardedStore
-from headrace.stores.store import Store
+from headrace.stores.store import MAIN, Store
 
 _SUFFIXES = (".bin", ".idx")
 
 
-def open(path: str | os.PathLike[str], *, reader: str | Reader = "mmap") -> Store:  # noqa: A001 - headrace.open
+def open(  # noqa: A001 - headrace.open
+    path: str | os.PathLike[str], *, key: str | None = None, reader: str | Reader = "mmap"
+) -> Store:
     """Open what lies at a path. O(1) a shard: headers and sizes are validated, documents are not read.
 
     Args:
@@ -23,11 +28,15 @@ def open(path: str | os.PathLike[str], *, reader: str | Reader = "mmap") -> Stor
 
             - a prefix, ``data/web`` for ``data/web.bin`` and ``data/web.idx``; or one of these two files;
             - a folder with a ``headrace.json``: the shards that it lists, in its order, and no others;
-            - any other folder: every pair of ``.bin`` and ``.idx`` in it, in the order of `headrace.io.natural_key`.
+            - a folder with a ``meta.json``, or that file: one shard of the keyed format;
+            - a folder with pairs of ``.bin`` and ``.idx``: all of them, in the order of `headrace.io.natural_key`;
+            - any other folder: every folder with a ``meta.json`` below it, in that order; hidden ones are left out.
+        key: of several keys the main one. The ``headrace.json`` of several keys in the indexed format needs it.
         reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
 
     Raises:
-        StoreError: nothing is there, a file of a pair is missing, or what is there is malformed or unknown.
+        StoreError: nothing is there, a file is missing, what is there is malformed or unknown, or has several keys.
+        ConfigError: there is no such key.
     """
     name = os.fspath(path)
     prefix = name[:-4] if name.endswith(_SUFFIXES) else name
@@ -39,19 +48,53 @@ def open(path: str | os.PathLike[str], *, reader: str | Reader = "mmap") -> Stor
                 f"{name}: both a folder of shards and the prefix of {name}{pair[0]}; write {name}/ for the folder, or"
                 f" {name}.idx for the pair"
             )
-        store = _open_folder(name, reader)
+        store = _open_folder(name, key, reader)
+    elif Path(name).name == META_NAME and Path(name).is_file():
+        store = KeyedStore(Path(name).parent, key=key, using=reader)
     elif pair:
         store = _open_pair(prefix, pair, reader)
+        _check_only_key(name, key)
     elif Path(name).exists():
-        raise StoreError(f"{name}: the format is unknown; expected a pair of .bin and .idx, or a folder of them")
+        raise StoreError(
+            f"{name}: the format is unknown; expected a pair of .bin and .idx, a {META_NAME}, or a folder of them"
+        )
     else:
         raise StoreError(f"{name}: nothing is there; expected {prefix}.bin and {prefix}.idx, or a folder of such pairs")
     store.path = name
     return store
 
 
+def open_keys(path: str | os.PathLike[str], *, reader: str | Reader = "mmap") -> dict[str, Store]:
+    """Every key of what lies at a path, each with a store whose main key it is.
+
+    Raises:
+        StoreError: as `open`.
+    """
+    keys = _listed_keys(Path(path))
+    if len(keys) > 1:
+        return {key: open(path, key=key, reader=reader) for key in keys}
+    store = open(path, reader=reader)
+    if keys:
+        return {keys[0]: store}
+    return {store.keys[0]: store, **{key: open(path, key=key, reader=reader) for key in store.keys[1:]}}
+
+
+def _listed_keys(folder: Path) -> tuple[str, ...]:
+    """The keys of shards in the indexed format, which only a manifest can name."""
+    if not (folder / MANIFEST_NAME).is_file():
+        return ()
+    manifest = load_manifest(folder)
+    return manifest.keys if all(shard.format == "indexed" for shard in manifest.outputs) else ()
+
+
 def _holds_shards(folder: Path) -> bool:
-    return any(file.name == MANIFEST_NAME or file.suffix in _SUFFIXES for file in folder.iterdir())
+    return any(file.name in (MANIFEST_NAME, META_NAME) or file.suffix in _SUFFIXES for file in folder.iterdir())
+
+
+def _check_only_key(name: str, key: str | None, *known: str) -> None:
+    if key not in (None, MAIN, *known):
+        keys = ", ".join(map(repr, known or (MAIN,)))
+        raise ConfigError(f"{name}: no key {key!r}; a store in the indexed format has one key, here {keys}")
 
 
 def _open_pair(prefix: str, pair: list[str], reader: str | Reader) -> IndexedStore:
@@ -64,17 +107,30 @@ def _open_pair(prefix: str, pair: list[str], reader: str | Reader) -> IndexedSto
     return IndexedStore(prefix, using=reader)
 
 
-def _open_folder(name: str, reader: str | Reader) -> Store:
+def _open_folder(name: str, key: str | None, reader: str | Reader) -> Store:
     folder = Path(name)
-    shards = _listed_shards(folder, reader) if (folder / MANIFEST_NAME).exists() else _found_shards(folder, reader)
+    shards: list[Store]
+    if (folder / MANIFEST_NAME).exists():
+        shards = _listed_shards(folder, key, reader)
+    elif (folder / META_NAME).exists():
+        shards = [_open_keyed(folder, key, reader)]
+    else:
+        shards = _found_pairs(folder, key, reader) or _keyed_shards(list(_found_keyed(folder)), key, reader)
     if not shards:
-        raise StoreError(f"{name}: a folder without shards; expected pairs of .bin and .idx, or a {MANIFEST_NAME}")
+        raise StoreError(
+            f"{name}: a folder without shards; expected pairs of .bin and .idx, a {MANIFEST_NAME}, or folders with a"
+            f" {META_NAME}"
+        )
     return shards[0] if len(shards) == 1 else ShardedStore(shards, name)
 
 
-def _listed_shards(folder: Path, reader: str | Reader) -> list[IndexedStore]:
-    shards = []
-    for entry in load_manifest(folder).outputs:
+def _listed_shards(folder: Path, key: str | None, reader: str | Reader) -> list[Store]:
+    manifest = load_manifest(folder)
+    outputs = [shard for shard in manifest.outputs if shard.format == "keyed"]
+    if outputs:
+        return _keyed_shards([folder / shard.prefix for shard in outputs], key, reader, outputs)
+    shards: list[Store] = []
+    for entry in _chosen(folder, manifest, key):
         prefix = folder / entry.prefix
         for suffix in _SUFFIXES:
             file = prefix.with_name(prefix.name + suffix)
@@ -84,9 +140,74 @@ def _listed_shards(folder: Path, reader: str | Reader) -> list[IndexedStore]:
     return shards
 
 
-def _found_shards(folder: Path, reader: str | Reader) -> list[IndexedStore]:
+def _chosen(folder: Path, manifest: Manifest, key: str | None) -> list[OutputShard]:
+    """The shards of one key in the indexed format."""
+    keys = manifest.keys
+    if len(keys) <= 1:
+        _check_only_key(str(folder), key, *keys)
+        return list(manifest.outputs)
+    if key is None:
+        first = {name: next(shard.prefix for shard in manifest.outputs if name in shard.keys) for name in keys}
+        ways = ", ".join(f"key={name!r} ({prefix}, ...)" for name, prefix in first.items())
+        raise StoreError(f"{folder}: holds several keys, each with shards of its own; open one of them with {ways}")
+    if key not in keys:
+        raise ConfigError(f"{folder}: no key {key!r}; its keys are {', '.join(map(repr, keys))}")
+    return [shard for shard in manifest.outputs if key in shard.keys]
+
+
+def _keyed_shards(
+    folders: list[Path], key: str | None, reader: str | Reader, vouched: list[OutputShard] | None = None
+) -> list[Store]:
+    shards: list[Store] = []
+    for number, folder in enumerate(folders):
+        entry = vouched[number] if vouched is not None else None
+        try:
+            shard = _open_keyed(folder, key, reader, entry)
+        except ConfigError as error:
+            if not shards:
+                raise
+            raise StoreError(
+                f"{error}; shards of different kinds are not one store: {shards[0].path} has it"
+            ) from error
+        # The order of the keys may differ from shard to shard: what the first one's main key is, is that of all.
+        key = shard.keys[0]
+        shards.append(shard)
+    return shards
+
+
+def _open_keyed(folder: Path, key: str | None, reader: str | Reader, vouched: OutputShard | None = None) -> KeyedStore:
+    if not (folder / META_NAME).is_file():
+        raise StoreError(f"{folder / META_NAME}: missing, but {MANIFEST_NAME} lists the shard")
+    if any(file.suffix == ".idx" for file in folder.iterdir()):
+        raise StoreError(
+            f"{folder}: both a {META_NAME} and files named .idx: a shard of the keyed format or of the indexed one?"
+            " Keep them in folders of their own"
+        )
+    return KeyedStore(folder, key=key, using=reader, vouched=vouched)
+
+
+def _found_pairs(folder: Path, key: str | None, reader: str | Reader) -> list[Store]:
     found: dict[str, list[str]] = {}
     for file in folder.iterdir():
         if file.suffix in _SUFFIXES and not file.name.startswith("."):
             found.setdefault(file.name[:-4], []).append(file.suffix)
+    if found:
+        _check_only_key(str(folder), key)
     return [_open_pair(str(folder / stem), found[stem], reader) for stem in sorted(found, key=natural_key)]
+
+
+def _found_keyed(folder: Path) -> Iterator[Path]:
+    """Every folder below that holds a ``meta.json``, links followed, in natural order of the paths."""
+    found = []
+    seen = set()
+    for name, folders, files in os.walk(folder, followlinks=True):
+        status = Path(name).stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [sub for sub in folders if not sub.startswith(".")]
+        if META_NAME in files:
+            found.append(Path(name).relative_to(folder))
+    for place in sorted(found, key=lambda place: natural_key(place.as_posix())):
+        yield folder / place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,11 @@ class ShardedStore(Store):
         return self.shards[0].dtypes
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """Those of all shards, in order."""
+        return tuple(file for shard in self.shards for file in shard.files)
+
+    @property
     def num_documents(self) -> int:
         """Documents of all shards. O(1)."""
         return int(self._document_begins[-1])
@@ -77,13 +83,13 @@ class ShardedStore(Store):
             hasher.update(shard.fingerprint.encode())
         return hasher.hexdigest()
 
-    def document(self, index: int, keys: str | KeyList = "tokens") -> Any:
+    def document(self, index: int, keys: str | KeyList | None = None) -> Any:
         """(length,) tokens of one document, as its shard returns them."""
         number = document_number(index, self.num_documents)
         at = bisect_right(self._document_begins, number) - 1
         return self.shards[at].document(number - int(self._document_begins[at]), keys)
 
-    def fetch(self, begin: int, end: int, keys: str | KeyList = "tokens") -> Any:
+    def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
         """(end - begin,) tokens of the stream; a copy only where the range crosses from one shard to the next."""
         check_range(begin, end, self.num_tokens)
         return by_keys(lambda key: self._read(begin, end, key), keys, self.keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, overload
 
 import msgspec
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 TokenArray = NDArray[Any]
+MAIN = "tokens"
+"""What the main key of every store is called, besides its own name."""
+
 KeyList = list[str] | tuple[str, ...]
 """Several keys. Not ``Sequence[str]``, which a single ``str`` is, too."""
 
@@ -47,12 +51,17 @@ class Store(ABC):
     @property
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """Names of the parallel token streams; the first is the main one (``"tokens"``)."""
+        """Names of the token streams; the first is the main one, which is also known as ``"tokens"``."""
 
     @property
     @abstractmethod
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """The dtype of each key on disk."""
+
+    @property
+    @abstractmethod
+    def files(self) -> tuple[Path, ...]:
+        """All files of the store."""
 
     @property
     @abstractmethod
@@ -77,19 +86,22 @@ class Store(ABC):
     @overload
     def document(self, index: int) -> TokenArray: ...
     @overload
-    def document(self, index: int, keys: str) -> TokenArray: ...
+    def document(self, index: int, keys: str | None) -> TokenArray: ...
     @overload
     def document(self, index: int, keys: KeyList) -> dict[str, TokenArray]: ...
     @abstractmethod
-    def document(self, index: int, keys: str | KeyList = "tokens") -> TokenArray | dict[str, TokenArray]:
-        """(length,) tokens of one document; negative indices count from the end, out of range is an IndexError."""
+    def document(self, index: int, keys: str | KeyList | None = None) -> TokenArray | dict[str, TokenArray]:
+        """(length,) tokens of one document; negative indices count from the end, out of range is an IndexError.
+
+        Without ``keys`` those of the main key; an array for one key, a dict for several.
+        """
 
     @overload
-    def fetch(self, begin: int, end: int, keys: str = "tokens") -> TokenArray: ...
+    def fetch(self, begin: int, end: int, keys: str | None = None) -> TokenArray: ...
     @overload
     def fetch(self, begin: int, end: int, keys: KeyList) -> dict[str, TokenArray]: ...
     @abstractmethod
-    def fetch(self, begin: int, end: int, keys: str | KeyList = "tokens") -> TokenArray | dict[str, TokenArray]:
+    def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> TokenArray | dict[str, TokenArray]:
         """(end - begin,) tokens of the stream: an array for one key, a dict for several.
 
         Raises:

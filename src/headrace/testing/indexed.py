@@ -9,13 +9,17 @@ import numpy as np
 
 from headrace.io import file_sum
 from headrace.stores import (
+    BackendInfo,
     DocumentLedger,
+    ErrorEntry,
     IndexedStore,
     IndexedWriter,
     InputFile,
+    KeyInfo,
     Ledger,
     Manifest,
     OutputShard,
+    ShuffledOrder,
     TokenizerInfo,
     TokenLedger,
     WrittenShard,
@@ -48,10 +52,10 @@ def vouch_for(folder: Path, shards: Iterable[IndexedStore], *, contiguous: bool 
     outputs = []
     for store in shards:
         written = WrittenShard(
+            format="indexed",
             prefix=store.prefix,
             num_documents=store.num_documents,
-            num_tokens=store.num_tokens,
-            dtype=store.dtypes["tokens"].name,
+            keys={"tokens": KeyInfo(dtype=store.dtypes["tokens"].name, tokens=store.num_tokens)},
             contiguous=contiguous,
             files=(file_sum(store.prefix + ".bin"), file_sum(store.prefix + ".idx")),
         )
@@ -59,16 +63,28 @@ def vouch_for(folder: Path, shards: Iterable[IndexedStore], *, contiguous: bool 
     return save_manifest(folder, manifest_of(outputs))
 
 
-def manifest_of(outputs: Sequence[OutputShard]) -> Manifest:
-    """A manifest that balances, with an entry of every kind."""
-    documents = sum(shard.documents for shard in outputs)
+def manifest_of(outputs: Sequence[OutputShard], *, key: str | None = None) -> Manifest:
+    """A manifest that balances, with an entry of every kind.
+
+    Args:
+        outputs: the shards.
+        key: one of their keys, where they have several; all documents have it.
+    """
+    key = key or next((key for shard in outputs for key in shard.keys), None)
+    documents = sum(shard.documents for shard in outputs if key in shard.keys)
+    kept = sum(shard.tokens for shard in outputs)
     return Manifest(
         inputs=(InputFile(path="in.jsonl", size=5, xxh3_128="00"),),
         options={"seed": 1, "share": 0.1},
-        tokenizer=TokenizerInfo(source="tokenizer.json", xxh3_128="11", vocab_size=1000, eod=0),
+        tokenizer=TokenizerInfo(
+            source="tokenizer.json", xxh3_128="11", vocab_size=1000, eod=0, eod_text="<eod>", library_version="1.2"
+        ),
+        backend=BackendInfo(name="fast", version="3.4", why={"fast": "proved"}, proved={"probe_texts": 7}),
+        order=ShuffledOrder(seed=5),
         outputs=tuple(outputs),
         ledger=Ledger(
-            documents=DocumentLedger(read=documents + 2, kept=documents, dropped={"empty": 2}),
-            tokens=TokenLedger(kept=sum(shard.tokens for shard in outputs)),
+            documents=DocumentLedger(read=documents + 3, kept=documents, dropped={"error": 1, "short": 2}),
+            tokens=TokenLedger(made=kept + 4, kept=kept, dropped={"short": 3}, truncated={"long": 1}),
         ),
+        errors=(ErrorEntry(file="in.jsonl", line=2, message="not JSON"),),
     )

@@ -1,0 +1,101 @@
+"""Real text for the benchmarks, gathered on the spot: sources, headers and documentation of what is installed here.
+
+No paragraph comes twice: the same package in two versions, or one licence in a thousand headers, would flatter
+whatever remembers words. Documents are 600 to 12,000 characters long (log-uniform), and shuffled. Which machine it is
+decides the texts, so only ratios carry over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import xxhash
+
+# No .json: most of it is data.
+KINDS = {".py", ".pyi", ".pyx", ".c", ".cpp", ".h", ".hpp", ".cuh", ".js", ".ts", ".md", ".rst", ".txt", ".html", ".pm"}
+MAX_FILE_BYTES = 2_000_000
+END = "<|endoftext|>"
+VOCAB_SIZE = 50_257
+
+
+def gather(megabytes: float) -> list[str]:
+    """Documents of so many megabytes of UTF-8, or of all that there is."""
+    rng = random.Random(0)
+    files = list(_files())
+    rng.shuffle(files)
+    documents: list[str] = []
+    seen: set[int] = set()
+    left = megabytes * 1e6
+    for file in files:
+        try:
+            text = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        text = "\n\n".join(_unseen(text.split("\n\n"), seen))
+        at = 0
+        while at < len(text) and left > 0:
+            document = text[at : at + int(600 * 20 ** rng.random())]
+            at += len(document)
+            # A document that holds a special token's text is encoded differently by each tool's defaults.
+            if END not in document:
+                documents.append(document)
+                left -= len(document.encode())
+    rng.shuffle(documents)
+    return documents
+
+
+def _unseen(paragraphs: list[str], seen: set[int]) -> Iterator[str]:
+    for paragraph in paragraphs:
+        key = xxhash.xxh3_64_intdigest(paragraph.strip().encode())
+        if key not in seen:
+            seen.add(key)
+            yield paragraph
+
+
+def _files() -> Iterator[Path]:
+    paths = sysconfig.get_paths()
+    roots = [paths["stdlib"], paths["purelib"], paths["platlib"], "/usr/include", "/usr/share"]
+    seen = set()
+    for root in sorted({str(Path(one).resolve()) for one in roots}):
+        for folder, folders, names in os.walk(root):
+            folders.sort()
+            for name in sorted(names):
+                file = Path(folder, name)
+                if file.suffix in KINDS and not file.is_symlink() and file.stat().st_size <= MAX_FILE_BYTES:
+                    seen.add(file)
+    yield from sorted(seen)
+
+
+def write_jsonl(path: Path, documents: Iterable[str], *, padding: str = "") -> None:
+    """One record a line; the padding goes into a field that nobody asks for."""
+    with path.open("w", encoding="utf-8") as file:
+        for number, document in enumerate(documents):
+            record = {"text": document, "id": f"{number}{padding}"}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def text_bytes(documents: Iterable[str]) -> int:
+    return sum(len(document.encode()) for document in documents)
+
+
+def train_tokenizer(path: Path, documents: list[str], megabytes: float = 20) -> None:
+    """Byte-level BPE with GPT-2's pattern, trained on so much of the documents, spread over all of them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    step = max(1, round(text_bytes(documents) / (megabytes * 1e6)))
+    tokenizer.train_from_iterator(documents[::step], trainer)
+    tokenizer.save(str(path))

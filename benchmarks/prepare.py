@@ -1,0 +1,244 @@
+"""JSONL to a store of tokens: Headrace beside its peers and the limit, in CPU seconds of all processes.
+
+    python benchmarks/prepare.py [--megabytes 600] [--slow-megabytes 24] [--processes 2] [--rounds 3] [--engines a,b]
+
+The text is gathered on the spot (`corpus.py`), the tokeniser trained on it: byte-level BPE, GPT-2's pattern, 50,257
+entries. The limit is what gigatoken and fastokens take to encode texts that are in memory already, without reading or
+writing anything, in as many processes as the pipelines have (two processes share a core's caches; one alone is shown
+too). Every run is a fresh process, so that all caches are cold; engines take turns. The slow ones get the first
+part of the same texts. Megabytes are of text in UTF-8, and each document ends with the end-of-document token.
+
+Start-up is not counted: of the limits because time is taken within, of the pipelines by taking off what a run over a
+few short texts takes. For Headrace that run encodes with `tokenizers`, so that the whole proof of the fast library
+counts as work, and its loading too. As most of that is the same for every size, what the first 1,000 documents take
+and the rate from then on are printed as well. The limits hold all texts, so their memory is not shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import filecmp
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import common
+import corpus
+from watch import Usage, watch
+
+PEERS = str(Path(__file__).parent / "prepare_peers.py")
+NUM_PROVED = 1_000
+"""Documents at the beginning of a run that Headrace encodes twice."""
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """One row."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    """Of ``headrace prepare``."""
+    peer: str = ""
+    is_limit: bool = False
+    is_slow: bool = False
+    processes: int | None = None
+
+
+ENGINES = [
+    Engine("gigatoken from memory", peer="gigatoken", is_limit=True),
+    Engine("fastokens from memory", peer="fastokens", is_limit=True),
+    Engine("gigatoken from memory, 1 process", peer="gigatoken", is_limit=True, processes=1),
+    Engine("headrace"),
+    Engine("headrace, 1 worker", processes=1),
+    Engine("headrace, shuffled", ("--shuffle", "1")),
+    Engine("headrace with fastokens", ("--backend", "fastokens")),
+    Engine("headrace with tokenizers", ("--backend", "tokenizers"), is_slow=True),
+    Engine("Megatron's way", peer="megatron", is_slow=True),
+    Engine("datatrove", peer="datatrove", is_slow=True),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Texts to prepare: as one file, and as a folder with a file for each process."""
+
+    file: Path
+    folder: Path
+    megabytes: float
+
+
+def make_part(root: Path, name: str, documents: list[str], processes: int, *, padding: str = "") -> Part:
+    part = Part(root / f"{name}.jsonl", root / name, corpus.text_bytes(documents) / 1e6)
+    corpus.write_jsonl(part.file, documents, padding=padding)
+    part.folder.mkdir()
+    for number in range(processes):
+        share = slice(number * len(documents) // processes, (number + 1) * len(documents) // processes)
+        corpus.write_jsonl(part.folder / f"{number:03d}.jsonl", documents[share], padding=padding)
+    return part
+
+
+class Bench:
+    """Runs engines, each in a folder of its own."""
+
+    def __init__(self, root: Path, tokenizer: Path, tiny: Part, processes: int) -> None:
+        self._root = root
+        self._tokenizer = tokenizer
+        self._tiny = tiny
+        self._processes = processes
+        self._starts: dict[tuple[str, int], Usage] = {}
+
+    def measure(self, engine: Engine, part: Part) -> dict[str, Any]:
+        """One run."""
+        processes = engine.processes or self._processes
+        if engine.is_limit:
+            arguments = (engine.peer, str(part.file), str(self._tokenizer), "-", str(processes))
+            found = common.run_apart(PEERS, *arguments)
+            return _row(engine, part, Usage(cpu_s=found["cpu_s"], wall_s=found["wall_s"]), found["tokens"])
+        start = self._start(engine, processes)
+        usage = self._run(engine, part, processes, engine.options)
+        usage.cpu_s -= start.cpu_s
+        usage.wall_s -= start.wall_s
+        tokens = sum(file.stat().st_size for file in self.outputs(engine)) // 2
+        return _row(engine, part, usage, tokens)
+
+    def first_documents(self, engine: Engine, first: Part, row: dict[str, Any]) -> str:
+        """What of a row the first documents took, all of which are proved, and how fast the others went."""
+        cpu_s = statistics.median(self.measure(engine, first)["cpu_s"] for _ in range(3))
+        rate = (row["text_mb"] - first.megabytes) / (row["cpu_s"] - cpu_s)
+        return f"{engine.name}: {cpu_s:.2f} CPU s for the first {NUM_PROVED:,} documents, {rate:,.1f} MB/CPU s beyond"
+
+    def outputs(self, engine: Engine) -> list[Path]:
+        """Its files of tokens, in order."""
+        return sorted(file for file in self._folder(engine).rglob("*") if file.suffix in (".bin", ".ds"))
+
+    def _start(self, engine: Engine, processes: int) -> Usage:
+        key = engine.peer or "headrace", processes
+        if key not in self._starts:
+            runs = [self._run(engine, self._tiny, processes, ("--backend", "tokenizers")) for _ in range(3)]
+            median = {name: statistics.median(getattr(run, name) for run in runs) for name in ("cpu_s", "wall_s")}
+            self._starts[key] = Usage(**median)
+        return self._starts[key]
+
+    def _run(self, engine: Engine, part: Part, processes: int, options: tuple[str, ...]) -> Usage:
+        folder = self._folder(engine)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        output, tokenizer = str(folder / "out"), str(self._tokenizer)
+        if engine.peer:
+            source = part.folder if engine.peer == "datatrove" else part.file
+            command = [PEERS, "--one", engine.peer, str(source), tokenizer, output, str(processes)]
+        else:
+            command = ["-m", "headrace", "prepare", str(part.file), "--output", output, "--tokenizer", tokenizer,
+                       "--append-eod", "--single", "--quiet", "--workers", str(processes), *options]  # fmt: skip
+        return watch([sys.executable, "-W", "ignore", *command], folder, ENVIRONMENT)
+
+    def _folder(self, engine: Engine) -> Path:
+        return self._root / f"engine-{ENGINES.index(engine)}"
+
+
+def _row(engine: Engine, part: Part, usage: Usage, tokens: int) -> dict[str, Any]:
+    return {
+        "engine": engine.name,
+        "mb_per_cpu_s": part.megabytes / usage.cpu_s,
+        "cpu_s": usage.cpu_s,
+        "mb_per_s": part.megabytes / usage.wall_s,
+        "peak_mb": "" if engine.is_limit else usage.peak_mb,
+        "worst_process_mb": "" if engine.is_limit else usage.worst_mb,
+        "peak_disk_of_output": "" if engine.is_limit else usage.peak_disk_mb / usage.disk_mb,
+        "text_mb": part.megabytes,
+        "tokens": tokens,
+    }
+
+
+def claims(rows: dict[str, dict[str, Any]], equal: Callable[[], float]) -> list[str]:
+    rate = {name: row["mb_per_cpu_s"] for name, row in rows.items()}
+    ratios = [
+        ("headrace, share of gigatoken from memory", "headrace", "gigatoken from memory", 0.5),
+        ("with fastokens, share of fastokens from memory", "headrace with fastokens", "fastokens from memory", 0.5),
+        ("headrace, times Megatron's way", "headrace", "Megatron's way", 30),
+        ("headrace, times datatrove", "headrace", "datatrove", 20),
+    ]
+    lines = [
+        common.verdict(what, rate[mine] / rate[theirs], bar)
+        for what, mine, theirs, bar in ratios
+        if mine in rate and theirs in rate
+    ]
+    ours = [row for name, row in rows.items() if name.startswith("headrace")]
+    if ours:
+        largest = [row for row in ours if row["text_mb"] == max(one["text_mb"] for one in ours)]
+        worst = max(row["worst_process_mb"] for row in ours)
+        disk = max(row["peak_disk_of_output"] for row in largest)
+        lines.append(common.verdict("memory of headrace's largest process, MB", worst, 400, at_most=True))
+        lines.append(common.verdict("peak of headrace's disk, times its output", disk, 1.1, at_most=True))
+        counts = {row["tokens"] for row in largest}
+        lines.append(common.verdict("different numbers of tokens among headrace's runs", len(counts), 1, at_most=True))
+    lines.append(common.verdict("pipelines with other tokens than the first", equal(), 0, at_most=True))
+    return lines
+
+
+def count_different(bench: Bench, engines: list[Engine], scratch: Path) -> int:
+    """Pipelines whose tokens differ from those of the first: all of them, or the part that both have."""
+    contents = []
+    for number, engine in enumerate(engines):
+        path = scratch / f"{number}.tokens"
+        with path.open("wb") as file:
+            for output in bench.outputs(engine):
+                with output.open("rb") as source:
+                    shutil.copyfileobj(source, file)
+        contents.append(path)
+    shortest = min(path.stat().st_size for path in contents)
+    for path in contents:
+        with path.open("r+b") as file:
+            file.truncate(shortest)
+    return sum(not filecmp.cmp(contents[0], path, shallow=False) for path in contents[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=600)
+    parser.add_argument("--slow-megabytes", type=float, default=24)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engines", default=";".join(engine.name for engine in ENGINES), help="separated by ;")
+    options = parser.parse_args()
+    names = [name.strip() for name in options.engines.split(";")]
+    engines = [engine for engine in ENGINES if engine.name in names]
+    found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        root = Path(folder)
+        documents = corpus.gather(options.megabytes)
+        corpus.train_tokenizer(root / "tokenizer.json", documents)
+        count = max(1, round(len(documents) * options.slow_megabytes * 1e6 / corpus.text_bytes(documents)))
+        whole = make_part(root, "whole", documents, options.processes)
+        slow = make_part(root, "slow", documents[:count], options.processes)
+        # Long enough for every process to get a record, and to start.
+        padding = "x" * (2 << 20)
+        tiny = make_part(root, "tiny", documents[: 2 * options.processes], options.processes, padding=padding)
+        first = make_part(root, "first", documents[:NUM_PROVED], options.processes)
+        del documents
+        bench = Bench(root, root / "tokenizer.json", tiny, options.processes)
+        for _ in range(options.rounds):
+            for engine in engines:
+                found[engine.name].append(bench.measure(engine, slow if engine.is_slow else whole))
+        rows = {name: common.medians(measured) for name, measured in found.items()}
+        print(common.table(list(rows.values())))
+        # Those whose tokens follow the order of the input.
+        ordered = [engine for engine in engines if not engine.is_limit and "--shuffle" not in engine.options]
+        lines = claims(rows, lambda: count_different(bench, ordered, root) if ordered else 0)
+        notes = [
+            bench.first_documents(engine, first, rows[engine.name])
+            for engine in engines
+            if not engine.is_slow and not engine.peer
+        ]
+    print("\n".join(notes + lines))
+    common.save("prepare", {"options": vars(options), "rows": list(rows.values()), "notes": notes, "claims": lines})
+
+
+if __name__ == "__main__":
+    main()

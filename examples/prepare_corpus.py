@@ -1,0 +1,57 @@
+"""A corpus prepared with care: filtered, without duplicates, shuffled; and documents led back to their lines."""
+
+from __future__ import annotations
+
+import json
+
+import corpus
+import numpy as np
+from tokenizers import Tokenizer
+
+import headrace
+from headrace import prepare
+from headrace.stores import Provenance
+
+
+def has_classes(record: dict[str, str]) -> bool | str:
+    """Keep it, or say why not: the reasons are counted. Workers import it as ``prepare_corpus:has_classes``."""
+    return "class " in record["text"] or "functions only"
+
+
+def main() -> None:
+    folder = corpus.make()
+    tokenizer = folder / "tokenizer.json"
+    source = folder / "text" / "large" / "part-0.jsonl"
+    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    rows = [{"name": f"file-{number}", **row} for number, row in enumerate(rows + rows[:3])]  # three come twice
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows) + "this is no JSON\n")
+
+    options = prepare.TextOptions(
+        records=prepare.RecordOptions(id_field="name"),
+        tokens=prepare.TokenOptions(append_eod=True),
+        filters=prepare.FilterSpec(min_chars=1000, function="prepare_corpus:has_classes"),
+        deduplicate=True,
+        output=prepare.OutputOptions(shuffle=1, shard_tokens=50_000),
+        errors=prepare.ErrorOptions(on_error="skip", max_errors=0.1),
+    )
+    estimate = prepare.estimate_text([source], tokenizer=tokenizer, options=options)
+    print(f"at most {estimate.documents} documents, {estimate.tokens:,} tokens, {estimate.output_bytes:,} bytes")
+
+    manifest = prepare.prepare_text([source], folder / "shuffled", tokenizer=tokenizer, options=options)
+    documents = manifest.ledger.documents
+    print(f"{documents.read} read, {documents.kept} kept in {len(manifest.outputs)} shards")
+    print(f"left out: {documents.dropped}")
+    for error in manifest.errors:
+        print(f"line {error.line}: {error.message}")
+
+    decode = Tokenizer.from_file(str(tokenizer)).decode
+    origins = Provenance(folder / "shuffled" / "provenance")
+    with headrace.open(folder / "shuffled") as store:
+        chosen = np.arange(3)
+        for document, line, name in zip(chosen, origins.locate(chosen)[1], origins.ids(chosen), strict=True):
+            begin = decode(store.document(document)[:12].tolist())
+            print(f"document {document} is line {line + 1}, {name}: {begin!r}")
+
+
+if __name__ == "__main__":  # what workers import must not run again
+    main()

@@ -1,0 +1,133 @@
+"""Reads single records of a run's inputs again, for ``headrace where``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+from headrace.prepare.sources.formats import format_of, record_noun
+from headrace.stores import Manifest
+
+if TYPE_CHECKING:
+    from headrace.prepare.sources import RecordSpec, SourceFile
+
+FREE_BYTES = 256 << 20
+"""A file up to this size is read without being asked to."""
+
+_READ_BYTES = 1 << 20
+
+
+def describe_input(manifest: Manifest, file: int) -> tuple[str, int]:
+    """What is counted in an input, and whether people count it from 0 or from 1."""
+    entry = manifest.inputs[file]
+    kind = entry.format or format_of(entry.path) or "jsonl"
+    unit = record_noun(kind, _records(manifest).get("sample_by", "document"))
+    return unit, 0 if unit == "row" else 1
+
+
+class InputTexts:
+    """Texts of records by input and line; all of a file are read in one pass."""
+
+    def __init__(self, manifest: Manifest, *, read_all: bool) -> None:
+        self._manifest = manifest
+        self._read_all = read_all
+        self._found: dict[tuple[int, int], dict[str, str]] = {}
+        self._notes: dict[int, str] = {}
+
+    def want(self, places: Iterable[tuple[int, int]]) -> None:
+        """Read the records at these pairs of input and line."""
+        lines_of: dict[int, list[int]] = {}
+        for file, line in sorted(set(places)):
+            lines_of.setdefault(file, []).append(line)
+        for file, lines in lines_of.items():
+            note = self._obstacle(file)
+            if not note:
+                try:
+                    self._read(file, lines)
+                except HeadraceError as error:
+                    note = str(error)
+            self._notes[file] = note or "the record cannot be read; the input was changed since"
+
+    def get(self, file: int, line: int) -> tuple[dict[str, str] | None, str]:
+        """The texts by field, or None and the reason why there are none."""
+        found = self._found.get((file, line))
+        return found, "" if found is not None else self._notes[file]
+
+    def _obstacle(self, file: int) -> str:
+        entry = self._manifest.inputs[file]
+        if entry.path == "-":
+            return "the input was standard input, which is gone"
+        try:
+            size = Path(entry.path).stat().st_size
+        except OSError as error:
+            return f"the input cannot be read: {error.strerror or error}"
+        if size != entry.size:
+            return f"the input was changed: it had {entry.size:,} bytes, it has {size:,}"
+        if size > FREE_BYTES and not self._read_all:
+            return "the input is large; --show reads it up to the record"
+        return ""
+
+    def _read(self, file: int, lines: list[int]) -> None:
+        from headrace.prepare.sources import RecordSpec, find_inputs
+
+        options = _records(self._manifest)
+        spec = RecordSpec(
+            fields=tuple(options.get("fields", ("text",))), sample_by=options.get("sample_by", "document")
+        )
+        [source] = find_inputs([self._manifest.inputs[file].path], spec=spec)
+        for line, texts in read_records(source, spec, lines):
+            self._found[file, line] = dict(zip(spec.fields, texts, strict=True))
+
+
+def read_records(source: SourceFile, spec: RecordSpec, lines: list[int]) -> Iterator[tuple[int, list[str]]]:
+    """Line and texts of the records on these lines (ascending), those that can be read."""
+    from headrace.prepare.sources import Span, open_span
+
+    if source.can_split:
+        for line, offset in _offsets(Path(source.path), lines):
+            # The line that begins at this byte, and no other.
+            for block in open_span(source, Span(0, offset, offset + 1), spec).blocks():
+                if len(block.lines):
+                    yield line, [texts[0] for texts in block.texts]
+        return
+    wanted = set(lines)
+    for block in open_span(source, Span(0, 0, source.extent), spec).blocks():
+        for index, line in enumerate(block.lines.tolist()):
+            if line in wanted:
+                yield line, [texts[index] for texts in block.texts]
+                wanted.remove(line)
+        if not wanted:
+            return
+
+
+def _offsets(path: Path, lines: list[int]) -> Iterator[tuple[int, int]]:
+    """Where lines (ascending) begin: reads up to the last of them, and counts newlines."""
+    reached = begin = 0
+    rest = iter(lines)
+    line = next(rest, None)
+    with path.open("rb") as file:
+        while line is not None:
+            if line == 0:
+                yield 0, 0
+                line = next(rest, None)
+                continue
+            piece = file.read(_READ_BYTES)
+            if not piece:
+                return
+            num_newlines = piece.count(b"\n")
+            while line is not None and line <= reached + num_newlines:
+                at = -1
+                for _ in range(line - reached):
+                    at = piece.find(b"\n", at + 1)
+                yield line, begin + at + 1
+                line = next(rest, None)
+            reached += num_newlines
+            begin += len(piece)
+
+
+def _records(manifest: Manifest) -> dict[str, Any]:
+    """The options of the run that decide what a record is."""
+    records = manifest.options.get("records", {})
+    return records if isinstance(records, dict) else {}

@@ -1,0 +1,140 @@
+"""What ``headrace prepare`` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.cli.figures import count, duration, listing, plural, short, size
+
+if TYPE_CHECKING:
+    from headrace.prepare import Estimate, TextProgress
+    from headrace.stores import Manifest
+
+_MAX_FILES = 4
+_MAX_ERRORS = 5
+
+
+class Speed:
+    """Makes the line that shows how far a run is.
+
+    Speeds and the time left count from the first progress of a phase on: what was there before (the work of a run that
+    was killed, the start) took other time.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[TextProgress, float] | None = None
+
+    def see(self, progress: TextProgress, elapsed_s: float) -> None:
+        """Take note of every progress, whether it is shown or not."""
+        if self._first is None or self._first[0].phase != progress.phase:
+            self._first = progress, elapsed_s
+
+    def text(self, progress: TextProgress, elapsed_s: float) -> str:
+        """Share, documents, speeds and the time left, in one line."""
+        first, since_s = self._first or (progress, elapsed_s)
+        took_s = max(elapsed_s - since_s, 1e-9)
+        num_bytes = progress.input_bytes - first.input_bytes
+        share = progress.input_bytes / max(progress.total_bytes, 1)
+        left = duration((progress.total_bytes - progress.input_bytes) / num_bytes * took_s) if num_bytes > 0 else "?"
+        if progress.phase == "sort":
+            speed, share_text = f"{size(num_bytes / took_s)}/s", f"sorting {share:6.1%}"
+        else:
+            tokens = short((progress.tokens - first.tokens) / took_s)
+            speed, share_text = f"{size(num_bytes / took_s)}/s  {tokens}tokens/s", f"{share:6.1%}"
+        return f"{share_text}  {count(progress.documents)} documents  {speed}  {left} left"
+
+
+def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
+    """What ``--json`` prints."""
+    ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
+    return {
+        "output": output,
+        "files": [file.name for shard in manifest.outputs for file in shard.files],
+        "format": manifest.outputs[0].format,
+        "keys": list(manifest.keys),
+        "shards": len(manifest.outputs),
+        "dtype": next(iter(manifest.outputs[0].keys.values())).dtype,
+        "documents": ledger.documents.kept,
+        "documents_read": ledger.documents.read,
+        "documents_dropped": ledger.documents.dropped,
+        "tokens": ledger.tokens.kept,
+        "tokens_dropped": ledger.tokens.dropped,
+        "errors": len(manifest.errors),
+        "vocab_size": tokenizer.vocab_size if tokenizer else None,
+        "eod": tokenizer.eod if tokenizer else None,
+        "bos": tokenizer.bos if tokenizer else None,
+        "backend": backend.name if backend else None,
+        "inputs": len(manifest.inputs),
+        "input_bytes": sum(file.size for file in manifest.inputs),
+        "seconds": round(elapsed_s, 3),
+    }
+
+
+def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool) -> list[str]:
+    """What a person reads at the end; without speeds where a part was done by an earlier run."""
+    ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
+    input_bytes = sum(file.size for file in manifest.inputs)
+    per_s = 1 / max(elapsed_s, 1e-9)
+    dtype = next(iter(manifest.outputs[0].keys.values())).dtype
+    pairs = [
+        ("documents", count(ledger.documents.kept) + _dropped(ledger.documents.dropped)),
+        ("tokens", f"{count(ledger.tokens.kept)} ({dtype})"),
+        ("input", f"{plural(len(manifest.inputs), 'file')}, {size(input_bytes)}"),
+    ]
+    if tokenizer is not None:
+        eod = "" if tokenizer.eod is None else f", end of document {tokenizer.eod}"
+        bos = "" if tokenizer.bos is None else f", begin {tokenizer.bos}"
+        pairs.append(("tokeniser", f"{tokenizer.source}, vocabulary {count(tokenizer.vocab_size)}{bos}{eod}"))
+    if backend is not None:
+        proved = sum(backend.proved.values())
+        how = f"{backend.name} {backend.version}" + (f", {count(proved)} texts proved" if proved else "")
+        pairs.append(("backend", how))
+        if backend.routed:
+            pairs.append(("", f"{plural(backend.routed, 'text')} by tokenizers: {backend.routes}"))
+        if backend.from_task_by:
+            pairs.append(("", f"then tokenizers, from {backend.from_task_by}"))
+    if ledger.documents.with_special_tokens:
+        policy = manifest.options["tokens"]["special_tokens_in_text"]
+        number = plural(ledger.documents.with_special_tokens, "text")
+        pairs.append(("special", f"{number} with a special token's name: {policy}"))
+    files = [f"{file.name} {size(file.size)}" for shard in manifest.outputs for file in shard.files]
+    more = f" and {len(files) - _MAX_FILES} more" if len(files) > _MAX_FILES else ""
+    pairs.append(("files", ", ".join(files[:_MAX_FILES]) + more))
+    speeds = f"{size(input_bytes * per_s)}/s, {short(ledger.tokens.kept * per_s)}tokens/s"
+    pairs.append(
+        ("time", f"{duration(elapsed_s)}, {speeds}" if is_whole else f"{duration(elapsed_s)} since it went on")
+    )
+    lines = [f"{output}: complete", *listing(pairs)]
+    if manifest.errors:
+        lines.append(f"  {plural(len(manifest.errors), 'bad record')} skipped, all listed in headrace.json:")
+        lines += [
+            f"    {error.file}, {error.unit} {error.line:,}: {error.message}" for error in manifest.errors[:_MAX_ERRORS]
+        ]
+    return lines
+
+
+def estimate_lines(estimate: Estimate) -> list[str]:
+    """The estimate for people."""
+    share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
+    sample = f"{size(estimate.sampled_bytes)} ({share:.2%}), {plural(estimate.sampled_documents, 'document')}"
+    between = f"{short(estimate.tokens_low).rstrip()} and {short(estimate.tokens_high).rstrip()}"
+    about, likely = ("", "") if estimate.is_exact else ("about ", f", most likely between {between}")
+    pairs = [
+        ("input", f"{plural(estimate.inputs, 'file')}, {size(estimate.input_bytes)}"),
+        ("sample", "all of it" if estimate.is_exact else sample),
+        ("documents", f"{about}{count(estimate.documents)}"),
+        ("tokens", f"{about}{count(estimate.tokens)} ({estimate.dtype}){likely}"),
+        ("time", f"about {duration(estimate.seconds)} with {plural(estimate.workers, 'worker')}, {estimate.backend}"),
+        ("output", f"about {size(estimate.output_bytes)}, at most about {size(estimate.peak_disk_bytes)} on the way"),
+    ]
+    if estimate.fallback:
+        pairs.append(("backend", f"{estimate.backend}, since {estimate.fallback}"))
+    if estimate.dropped:
+        pairs.append(("filters", f"of the sample{_dropped(estimate.dropped)}"))
+    if estimate.bad_records:
+        pairs.append(("errors", f"{plural(estimate.bad_records, 'bad record')} in the sample: {estimate.first_error}"))
+    return ["dry run: nothing was written", *listing(pairs)]
+
+
+def _dropped(reasons: dict[str, int]) -> str:
+    return f" ({', '.join(f'{name} {count(number)}' for name, number in reasons.items())} dropped)" if reasons else ""

@@ -1,0 +1,70 @@
+"""``headrace where``: which line of which input a document comes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.figures import count, listing, plural
+
+if TYPE_CHECKING:
+    from headrace.cli.origin import Origin
+
+EXCERPT_CHARS = 80
+
+
+@click.command(cls=Command, name="where", short_help="Say where documents come from.")
+@click.argument("path", metavar="PATH")
+@click.argument("documents", metavar="DOC...", type=int, nargs=-1, required=True)
+@click.option("--show", is_flag=True, help="Show the whole text, and read as much of the input as that takes.")
+@json_option
+def command(path: str, documents: tuple[int, ...], show: bool, as_json: bool) -> None:
+    """Say which line or row of which input each document DOC of the store at PATH comes from.
+
+    PATH is a folder that headrace prepare wrote, and documents are counted from 0 over all its shards; or it is the
+    prefix of one of the shards, and they are counted within it. If the input is still there, its text is shown.
+    """
+    from headrace.cli.origin import find_origins
+
+    origins = find_origins(path, documents, read_all=show)
+    if as_json:
+        import msgspec
+
+        print_json({"path": path, "documents": [msgspec.to_builtins(origin) for origin in origins]})
+        return
+    for number, origin in enumerate(origins):
+        if number:
+            click.echo()
+        for line in report(origin, path, show=show):
+            click.echo(line)
+
+
+def report(origin: Origin, path: str, *, show: bool) -> list[str]:
+    """An origin for people."""
+    pairs = [("input", f"{origin.input}, {place(origin)}")]
+    if origin.id is not None:
+        pairs.append(("id", origin.id))
+    for part in origin.shards:
+        name = "shard" if len(origin.shards) == 1 else f"shard of {part.key}"
+        pairs.append((name, f"{part.prefix}, document {count(part.document)}, {plural(part.tokens, 'token')}"))
+    whole: list[str] = []
+    if origin.texts is None:
+        pairs.append(("text", origin.note))
+    for field, text in (origin.texts or {}).items():
+        name = "text" if len(origin.texts or {}) == 1 else f"text of {field}"
+        if show:
+            whole += ["", f"{name}:", text]
+        else:
+            shown = text[:EXCERPT_CHARS]
+            pairs.append((name, repr(shown) + (f" ... {plural(len(text), 'character')}" if shown != text else "")))
+    return [f"{path}: document {count(origin.document)}", *listing(pairs), *whole]
+
+
+def place(origin: Origin) -> str:
+    """The place in the input as people count it."""
+    if origin.unit == "document":
+        return "the whole file"
+    note = ", counted from 0" if origin.counted_from == 0 else ""
+    return f"{origin.unit} {count(origin.number)}{note}"

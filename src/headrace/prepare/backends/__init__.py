@@ -1,0 +1,36 @@
+"""Tokeniser libraries behind one face, and the proof without which only `tokenizers` is used.
+
+    tokenizer.json -> layout ........ what the file asks for
+                   -> truth ......... `tokenizers`; long texts are cut where that changes no id (long_texts)
+                   -> gigatoken, fastokens, tiktoken ... refuse at once what they do not have
+                   -> probe ......... texts of all scripts and of the whole vocabulary
+                   -> proof ......... which library may be used, and why not the others
+                   -> proved ........ encodes in a worker; a sampled share of the texts twice
+
+Optional libraries are imported where they are used, never at the top of a module.
+"""
+
+from headrace.prepare.backends.backend import Backend, Encoded, RefusedTextError, SpecialPolicy
+from headrace.prepare.backends.comparison import Difference, compare
+from headrace.prepare.backends.layout import UnsuitableError
+from headrace.prepare.backends.proof import BACKENDS, TRUTH, Choice, choose_backend, load_backend
+from headrace.prepare.backends.proved import MismatchError, ProvedEncoder
+from headrace.prepare.backends.special import SpecialFinder
+
+__all__ = [
+    "BACKENDS",
+    "TRUTH",
+    "Backend",
+    "Choice",
+    "Difference",
+    "Encoded",
+    "MismatchError",
+    "ProvedEncoder",
+    "RefusedTextError",
+    "SpecialFinder",
+    "SpecialPolicy",
+    "UnsuitableError",
+    "choose_backend",
+    "compare",
+    "load_backend",
+]

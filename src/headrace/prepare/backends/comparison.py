@@ -1,0 +1,151 @@
+"""A fast backend and the truth on the same texts: where do they part?"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.prepare.backends.backend import Backend, Encoded, RefusedTextError
+from headrace.prepare.backends.quiet import silence
+
+BATCH_CHARACTERS = 1 << 20
+SHOWN_TOKENS = 6
+SHOWN_CHARACTERS = 60
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Two backends give other ids for a text."""
+
+    index: int
+    """Of the text in the list."""
+
+    message: str
+    """Begin of the text and the ids around the first difference, for people."""
+
+
+def compare(fast: Backend, truth: Backend, texts: list[str]) -> Difference | None:
+    """The first text that the two encode otherwise, or that one of them alone refuses; none where they agree.
+
+    Memory: the ids of a mebibyte of text, or of one text that is longer.
+    """
+    begin = 0
+    while begin < len(texts):
+        end, size = begin, 0
+        while end < len(texts) and (end == begin or size + len(texts[end]) <= BATCH_CHARACTERS):
+            size += len(texts[end])
+            end += 1
+        found = _compare_batch(fast, truth, texts[begin:end])
+        if found is not None:
+            return msgspec.structs.replace(found, index=found.index + begin)
+        begin = end
+    return None
+
+
+def _compare_batch(fast: Backend, truth: Backend, texts: list[str]) -> Difference | None:
+    try:
+        expected = truth.encode(texts)
+        return difference(encode_safely(fast, texts), expected, texts)
+    except (RefusedTextError, BackendFailedError):
+        pass  # one of them takes not all of the texts: one by one shows which, and whether they agree on it
+    for index, text in enumerate(texts):
+        found = compare_one(fast, truth, text)
+        if found is not None:
+            return msgspec.structs.replace(found, index=index)
+    if len(texts) > 1:
+        # It fails with these texts together, or not each time: nothing to rely on.
+        try:
+            encode_safely(fast, [text for text in texts if not is_refused(truth, text)])
+        except (RefusedTextError, BackendFailedError) as error:
+            return Difference(0, f"{fast.name} fails on {len(texts)} texts together, and on none alone: {error}")
+    return None
+
+
+def compare_one(fast: Backend, truth: Backend, text: str) -> Difference | None:
+    """The same for one text, as number 0."""
+    refusal = failure = ""
+    expected = actual = Encoded(np.empty(0, np.uint32), np.zeros(1, np.int64))
+    try:
+        expected = truth.encode([text])
+    except RefusedTextError as error:
+        refusal = str(error) or "refused"
+    try:
+        actual = encode_safely(fast, [text])
+    except (RefusedTextError, BackendFailedError) as error:
+        failure = str(error) or "failed"
+    if refusal and failure:
+        return None
+    if failure:
+        return Difference(0, f"{fast.name} fails on {excerpt(text)}, which {truth.name} takes: {failure}")
+    if refusal:
+        return Difference(0, f"{truth.name} refuses {excerpt(text)}, which {fast.name} takes: {refusal}")
+    return difference(actual, expected, [text])
+
+
+def is_refused(truth: Backend, text: str) -> bool:
+    """Whether the truth refuses a text."""
+    try:
+        truth.encode([text])
+    except RefusedTextError:
+        return True
+    return False
+
+
+class BackendFailedError(Exception):
+    """A fast library raised, panicked, or returned what cannot be the ids of these texts."""
+
+
+def encode_safely(fast: Backend, texts: list[str]) -> Encoded:
+    """Encode with a library that is not trusted.
+
+    Raises:
+        RefusedTextError: it refuses a text.
+        BackendFailedError: it failed in any other way.
+    """
+    try:
+        with silence():
+            encoded = fast.encode(texts)
+    except (RefusedTextError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        raise BackendFailedError(f"{type(error).__name__}: {error}") from error
+    if len(encoded.lengths) != len(texts) or int(encoded.lengths.sum()) != len(encoded.ids):
+        raise BackendFailedError(
+            f"it returned {len(encoded.lengths)} lengths of {int(encoded.lengths.sum())} tokens together, "
+            f"and {len(encoded.ids)} ids, for {len(texts)} texts"
+        )
+    return encoded
+
+
+def difference(actual: Encoded, expected: Encoded, texts: list[str]) -> Difference | None:
+    """Where two encodings of the same texts part; None where they are the same."""
+    if np.array_equal(actual.lengths, expected.lengths) and np.array_equal(actual.ids, expected.ids):
+        return None
+    ends = np.cumsum(actual.lengths), np.cumsum(expected.lengths)
+    for index, text in enumerate(texts):
+        ours, theirs = (
+            encoded.ids[int(end[index] - encoded.lengths[index]) : int(end[index])]
+            for encoded, end in zip((actual, expected), ends, strict=True)
+        )
+        if not np.array_equal(ours, theirs):
+            return Difference(index, _describe(ours, theirs, text))
+    raise AssertionError("encodings that differ have a text that differs")
+
+
+def _describe(ours: NDArray[np.uint32], theirs: NDArray[np.uint32], text: str) -> str:
+    shorter = min(len(ours), len(theirs))
+    unequal = np.flatnonzero(ours[:shorter] != theirs[:shorter])
+    at = int(unequal[0]) if len(unequal) else shorter
+    # Tokens of a text before the difference tell about where in the text it is.
+    near = len(text) * at // max(len(theirs), 1)
+    begin = max(0, near - SHOWN_CHARACTERS // 2)
+    shown = slice(max(0, at - 1), at + SHOWN_TOKENS)
+    return (
+        f"token {at:,} of a text of {len(text):,} characters, near {text[begin : begin + SHOWN_CHARACTERS]!r}: "
+        f"ids {ours[shown].tolist()} in place of {theirs[shown].tolist()}"
+    )
+
+
+def excerpt(text: str) -> str:
+    """The begin of a text, for messages."""
+    return repr(text[:SHOWN_CHARACTERS]) + ("..." if len(text) > SHOWN_CHARACTERS else "")

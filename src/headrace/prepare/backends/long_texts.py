@@ -1,0 +1,209 @@
+"""A very long text -> pieces whose ids, one after another, are the ids of the whole.
+
+`tokenizers` needs about 350 bytes a token while it encodes, so a book of 16 MB would take over 2 GB. Most tokenisers
+split a text into words before their model sees it, and no word reaches over a space between two letters: there it can
+be cut. Four things must hold, and each is looked at:
+
+1. *No added token reaches over the cut*: none has such a place in its text.
+2. *The normaliser works on the spot*: it is one of those known to.
+3. *The text is split there, wherever it stands*: the pre-tokeniser splits at every such place of a text that is
+   full of quotes, brackets, code and lists; or, where nothing splits the text (Llama 2, Gemma), merges cannot
+   reach over, since no token of the vocabulary holds a space behind another character.
+4. *Both pieces are what the whole was*: at each cut, some hundred characters around it are encoded whole and as its
+   two halves, and the ids are equal. This sees whatever a text's begin and end do.
+
+Where no such place is found, the text stays whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from headrace.prepare.backends.layout import Added, Layout, UnsuitableError, read_layout
+
+PIECE_BYTES = 1 << 18
+"""Pieces have about as many bytes of UTF-8 at most, and no text below twice as many is cut."""
+
+SEARCH = 1 << 15
+"""Characters before the wanted cut that are searched for a place."""
+
+MAX_TRIES = 8
+"""Places of a kind that are checked for one cut."""
+
+MIN_PLACES = 100
+"""Places of a kind that must be found in the text that shows how the pre-tokeniser splits."""
+
+HALF_WINDOW = 400
+"""Characters on each side of a cut that are encoded to check it."""
+
+LOCAL_NORMALIZERS = frozenset(
+    ["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Prepend", "BertNormalizer", "Nmt",
+     "Precompiled"]
+)  # fmt: skip
+"""Those whose work on a character depends on its neighbours at most, or on where the text begins and ends."""
+
+META = "\u2581"
+"""What sentencepiece-like vocabularies write for a space."""
+
+CALIBRATION = (
+    "He said \"two quoted words here\" and 'so did she' (with brackets [in brackets {of brackets} too] here) ok "
+    "<tag with=attributes and more> words </tag> `code in ticks` \u201ctypeset quotes here\u201d \u00ables mots\u00bb "
+    "a b c d e f Go on Read AND WRITE camelCase snakeCase it's they've we'll not won't stop\n"
+    "# a comment line\n// another one here\nfor each in every thing\n\ttabbed words here\n  indented words here\n"
+    "x = y if z else w\nno 12 numbers 3 here\n- list of words\n* more of them\n1. first of all\nmail me at once; "
+    "or not, then: so what? yes! \u043f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440 \u05e9\u05dc\u05d5\u05dd "
+    "\u05e2\u05d5\u05dc\u05dd \u0645\u0631\u062d\u0628\u0627 \u0628\u0643\u0645 \u4f60\u597d \u4e16\u754c\n"
+    "\u4e00\u884c\u3002\n\u4e8c\u884c\u3002\n\u4e09\u884c\nend of it\n\nnew paragraph here.\nline\nline\nline two\n"
+)  # fmt: skip
+CALIBRATION = "".join(CALIBRATION[at:] + CALIBRATION[:at] for at in range(0, len(CALIBRATION), 29))
+
+
+class Kind(NamedTuple):
+    """A kind of place where a text may be cut."""
+
+    separator: str
+    is_place: Callable[[str, int], bool]
+    """Whether the separator at this index of the text is such a place."""
+
+    offset: int
+    """Of the cut from the separator."""
+
+    drop: int
+    """Characters left out behind the cut: the normaliser puts a space before every text."""
+
+
+def _between_letters(text: str, at: int) -> bool:
+    return 0 < at < len(text) - 1 and text[at - 1].isalpha() and text[at + 1].isalpha()
+
+
+def _before_letter(text: str, at: int) -> bool:
+    return 0 < at < len(text) - 1 and not text[at - 1].isspace() and text[at + 1].isalpha()
+
+
+KINDS = (
+    Kind(" ", _between_letters, 0, 0),
+    Kind(" ", _between_letters, 0, 1),
+    Kind("\n", _before_letter, 1, 0),
+)
+"""Before a space between letters; the same without the space; behind a line end before a letter."""
+
+
+def most_bytes(text: str) -> int:
+    """An upper bound for the bytes of the text in UTF-8, without a look at it; a rough one beyond ASCII."""
+    return len(text) if text.isascii() else 3 * len(text)
+
+
+class TextCutter:
+    """Cuts long texts for one tokeniser."""
+
+    def __init__(self, encoder: Tokenizer, tokenizer_json: bytes, *, piece_bytes: int = PIECE_BYTES) -> None:
+        self._encoder = encoder
+        self._piece_bytes = piece_bytes
+        try:
+            layout = read_layout(tokenizer_json)
+        except UnsuitableError:
+            self._kinds: list[Kind] = []
+            return
+        self._kinds = [kind for kind in KINDS if _is_safe(kind, layout, encoder)]
+        longest = max((len(token.content) for token in layout.added), default=0)
+        self._half_window = HALF_WINDOW + 2 * longest
+
+    def cut(self, text: str) -> list[str]:
+        """The pieces, which are the text where nothing is left out between them; one where it cannot be cut.
+
+        Cost: a pass over the text, and the encoding of 1,600 characters at each cut.
+        """
+        length = self._piece_bytes if text.isascii() else self._piece_bytes // 3
+        pieces = []
+        begin = 0
+        while len(text) - begin > 2 * length:
+            found = self._find(text, begin + length, begin + 1)
+            # A stretch without any place stays in one piece with what follows.
+            target = begin + length
+            while found is None and len(text) - target > 2 * length:
+                target += length
+                found = self._find(text, target, target - length)
+            if found is None:
+                break
+            end, drop = found
+            pieces.append(text[begin:end])
+            begin = end + drop
+        pieces.append(text[begin:])
+        return pieces
+
+    def _find(self, text: str, target: int, floor: int) -> tuple[int, int] | None:
+        floor = max(floor, target - SEARCH)
+        for kind in self._kinds:
+            at = target
+            tries = 0
+            while tries < MAX_TRIES and (at := text.rfind(kind.separator, floor, at)) >= 0:
+                if kind.is_place(text, at):
+                    if self._is_equal(text, at + kind.offset, kind.drop):
+                        return at + kind.offset, kind.drop
+                    tries += 1
+        return None
+
+    def _is_equal(self, text: str, cut: int, drop: int) -> bool:
+        left = text[max(cut - self._half_window, 0) : cut]
+        right = text[cut : cut + self._half_window]
+        try:
+            whole, first, second = self._encoder.encode_batch_fast(
+                [left + right, left, right[drop:]], add_special_tokens=False
+            )
+        except Exception:  # the library raises bare Exception; the text as a whole will show what is wrong
+            return False
+        return bool(whole.ids == first.ids + second.ids)
+
+
+def _is_safe(kind: Kind, layout: Layout, encoder: Tokenizer) -> bool:
+    return (
+        not any(_reaches_over(kind, token, layout) for token in layout.added)
+        and all(_is_local(step) for step in layout.normalizers)
+        and (_splits(kind, encoder) or _never_merges(kind, layout))
+    )
+
+
+def _reaches_over(kind: Kind, token: Added, layout: Layout) -> bool:
+    # A normalised token is looked for where spaces are written in the vocabulary's own way already.
+    content = token.content.replace(META, " ") if token.normalized and layout.normalizers else token.content
+    return re.search(r"\S\s+\S", content) is not None or (kind.separator == "\n" and "\n" in content[:-1])
+
+
+def _is_local(step: dict[str, Any]) -> bool:
+    if step["type"] == "Replace":
+        pattern = step.get("pattern", {})
+        literal = pattern.get("String")
+        return pattern.get("Regex") == " {2,}" or literal == " " or not (literal is None or re.search(r"\s", literal))
+    return step["type"] in LOCAL_NORMALIZERS
+
+
+def _splits(kind: Kind, encoder: Tokenizer) -> bool:
+    """Whether the pre-tokeniser has a border at every such place of `CALIBRATION`."""
+    if encoder.pre_tokenizer is None:
+        return False
+    text = encoder.normalizer.normalize_str(CALIBRATION) if encoder.normalizer is not None else CALIBRATION
+    marked = text.replace(META, " ")
+    borders = {border for _, span in encoder.pre_tokenizer.pre_tokenize_str(text) for border in span}
+    places = [at for at, one in enumerate(marked) if one == kind.separator and kind.is_place(marked, at)]
+    return len(places) > MIN_PLACES and all(at + kind.offset in borders for at in places)
+
+
+def _never_merges(kind: Kind, layout: Layout) -> bool:
+    """Whether nothing splits the text, and byte-pair encoding cannot merge over a space: no token reaches over one."""
+    model = layout.model
+    if kind.separator != " " or model.get("type") != "BPE" or model.get("ignore_merges"):
+        return False
+    replaced = any(
+        step["type"] == "Replace" and step["pattern"].get("String") == " " and step["content"] == META
+        for step in layout.normalizers
+    )
+    for step in layout.pre_tokenizers:
+        if step["type"] == "Metaspace" and step.get("replacement") == META and step.get("split") is False:
+            replaced = True
+        elif not (replaced and step["type"] == "Split" and step["pattern"].get("String") == " "):
+            return False
+    return replaced and not any(META in token.lstrip(META) for token in model["vocab"])

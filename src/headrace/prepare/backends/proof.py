@@ -1,0 +1,136 @@
+"""Which library may encode a run: the static check and the probe, for one candidate after another."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.errors import MissingExtraError
+from headrace.prepare.backends.backend import Backend, SpecialPolicy
+from headrace.prepare.backends.comparison import compare
+from headrace.prepare.backends.fastokens import FastokensBackend
+from headrace.prepare.backends.gigatoken import GigatokenBackend
+from headrace.prepare.backends.layout import Layout, UnsuitableError, is_plain, read_layout
+from headrace.prepare.backends.probe import MAX_ADDED, probe_texts
+from headrace.prepare.backends.quiet import silence
+from headrace.prepare.backends.routed import RoutedBackend
+from headrace.prepare.backends.special import SpecialFinder
+from headrace.prepare.backends.tiktoken import TiktokenBackend
+from headrace.prepare.backends.truth import TokenizersBackend
+
+TRUTH = "tokenizers"
+
+CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
+    "gigatoken": GigatokenBackend,
+    "fastokens": FastokensBackend,
+    "tiktoken": TiktokenBackend,
+}
+"""In the order in which they are tried: the fastest first, and of two as fast the one that holds less memory."""
+
+BACKENDS = ("auto", TRUTH, *CANDIDATES)
+"""What a user may ask for."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """The library that encodes a run, and why not another."""
+
+    name: str
+    version: str
+    reasons: dict[str, str]
+    """Why each candidate that was tried before it, or asked for, is not used."""
+
+    routes: str = ""
+    """Why texts that hold an added token go to the truth all the same; "" where they do not."""
+
+
+def choose_backend(tokenizer_json: bytes, *, wanted: str, special: SpecialPolicy) -> Choice:
+    """Find the library that encodes a run.
+
+    ``wanted`` is ``auto``, or the name of one: it is used where its proof holds, else the truth. About a second of
+    work a candidate, half of which the truth needs.
+
+    Raises:
+        ValueError: no such library is known.
+        MissingExtraError: the wanted library is not installed.
+    """
+    if wanted not in BACKENDS:
+        raise ValueError(f"unknown tokeniser library {wanted!r}; known are {', '.join(BACKENDS)}")
+    reasons: dict[str, str] = {}
+    truth = TokenizersBackend(tokenizer_json, special)
+    names = [] if wanted == TRUTH else list(CANDIDATES) if wanted == "auto" else [wanted]
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            if wanted == name:
+                raise MissingExtraError(f"{name} is not installed: pip install 'headrace[fast]'")
+            reasons[name] = "not installed"
+            continue
+        found = _try(name, tokenizer_json, special, truth)
+        if isinstance(found, Choice):
+            return msgspec.structs.replace(found, reasons=reasons)
+        reasons[name] = found
+    return Choice(name=TRUTH, version=truth.version, reasons=reasons)
+
+
+def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
+    """The library of this name, with the truth behind it for texts that it is not proved for.
+
+    Raises:
+        UnsuitableError: it does not have what the tokeniser asks for.
+        ImportError: it is not installed.
+    """
+    truth: list[Backend] = []
+
+    def loaded_truth() -> Backend:
+        if not truth:
+            truth.append(TokenizersBackend(tokenizer_json, special))
+        return truth[0]
+
+    return load_with(name, tokenizer_json, special, loaded_truth)
+
+
+def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, truth: Callable[[], Backend]) -> Backend:
+    """As `load_backend`, with a truth that others use too."""
+    if name == TRUTH:
+        return truth()
+    fast = CANDIDATES[name](tokenizer_json, special)
+    layout = read_layout(tokenizer_json)
+    if not routes(name, layout, special):
+        return fast
+    ordinary_only = special == "literal" and is_plain(layout, literal=True)
+    return RoutedBackend(fast, truth, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
+
+
+def routes(name: str, layout: Layout, special: SpecialPolicy) -> str:
+    """Why texts that hold an added token must not go to this library; "" where they may."""
+    literal = special == "literal"
+    known = [token for token in layout.added if not (literal and token.special)]
+    if not is_plain(layout, literal=literal):
+        return "some look beside them, or at normalised text, or overlap with others"
+    if name == "tiktoken" and known:
+        return "tiktoken does not look for the longest of them"
+    if len(layout.added) > MAX_ADDED:
+        return f"there are {len(layout.added):,} of them, more than are probed"
+    return ""
+
+
+def _try(name: str, tokenizer_json: bytes, special: SpecialPolicy, truth: Backend) -> Choice | str:
+    """The choice of this library, or why it cannot be."""
+    try:
+        with silence():
+            layout = read_layout(tokenizer_json)
+            fast = load_with(name, tokenizer_json, special, lambda: truth)
+            is_byte_level = not layout.model.get("byte_fallback")
+            found = compare(fast, truth, probe_texts(layout, is_byte_level=is_byte_level))
+    except UnsuitableError as error:
+        return f"unsuitable: {error}"
+    except ImportError as error:
+        return f"cannot be imported: {error}"
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        return f"fails: {type(error).__name__}: {error}"
+    if found is not None:
+        return f"differs on the probe: {found.message}"
+    return Choice(name=fast.name, version=fast.version, reasons={}, routes=routes(name, layout, special))

@@ -1,0 +1,117 @@
+"""Encoding in a worker: all texts with the chosen library, a sampled share with the truth as well."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.prepare.backends.backend import Backend, Encoded, RefusedTextError, SpecialPolicy
+from headrace.prepare.backends.comparison import (
+    BackendFailedError,
+    compare_one,
+    difference,
+    encode_safely,
+    excerpt,
+)
+from headrace.prepare.backends.proof import TRUTH, load_with
+from headrace.prepare.backends.routed import RoutedBackend
+from headrace.prepare.backends.truth import TokenizersBackend
+
+
+class MismatchError(Exception):
+    """The fast library is not what the truth is: ``index`` is the text's number in the list."""
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class ProvedEncoder:
+    """One library with one tokeniser, watched by the truth.
+
+    The truth is loaded when it is first needed: it takes longer to start than the fast libraries, and 60 to 300 MB.
+    """
+
+    def __init__(self, name: str, tokenizer_json: bytes, special: SpecialPolicy) -> None:
+        """Load a library that `choose_backend` named.
+
+        Raises:
+            UnsuitableError: it does not have what the tokeniser asks for.
+            ImportError: it is not installed.
+        """
+        self.num_texts = 0
+        """Texts encoded so far."""
+        self.num_sampled = 0
+        """Of these, compared with the truth."""
+        self._json = tokenizer_json
+        self._special: SpecialPolicy = special
+        self._backend: Backend = load_with(name, tokenizer_json, special, lambda: self.truth)
+
+    @property
+    def name(self) -> str:
+        """Of the library."""
+        return self._backend.name
+
+    @property
+    def num_routed(self) -> int:
+        """Texts that went to the truth alone, since they hold an added token."""
+        return self._backend.num_routed if isinstance(self._backend, RoutedBackend) else 0
+
+    @functools.cached_property
+    def truth(self) -> Backend:
+        """`tokenizers` with the same tokeniser."""
+        return TokenizersBackend(self._json, self._special)
+
+    def encode(self, texts: list[str], sampled: NDArray[np.bool_]) -> Encoded:
+        """Encode each text by itself; those that are ``sampled`` ((number of texts,) bool) are compared as well.
+
+        Raises:
+            RefusedTextError: the truth refuses a text.
+            MismatchError: the library gives other ids than the truth, or fails where the truth does not.
+        """
+        if self._backend.name == TRUTH:
+            encoded = self._backend.encode(texts)
+            self.num_texts += len(texts)
+            return encoded
+        try:
+            encoded = encode_safely(self._backend, texts)
+        except (RefusedTextError, BackendFailedError) as error:
+            self._explain(texts, error)
+            raise MismatchError(
+                0, f"{self.name} fails on {len(texts)} texts together, and on none alone: {error}"
+            ) from error
+        chosen = np.flatnonzero(sampled)
+        if len(chosen):
+            self._check(texts, encoded, chosen)
+        self.num_texts += len(texts)
+        self.num_sampled += len(chosen)
+        return encoded
+
+    def _check(self, texts: list[str], encoded: Encoded, chosen: NDArray[np.int64]) -> None:
+        ends = np.cumsum(encoded.lengths)
+        for index in map(int, chosen):
+            end = int(ends[index])
+            length = int(encoded.lengths[index])
+            actual = Encoded(encoded.ids[end - length : end], encoded.lengths[index : index + 1])
+            try:
+                expected = self.truth.encode([texts[index]])
+            except RefusedTextError as error:
+                raise MismatchError(
+                    index, f"{TRUTH} refuses {excerpt(texts[index])}, which {self.name} takes: {error}"
+                ) from error
+            found = difference(actual, expected, [texts[index]])
+            if found is not None:
+                raise MismatchError(index, f"{self.name} differs from {TRUTH}: {found.message}")
+
+    def _explain(self, texts: list[str], error: Exception) -> None:
+        """Raise for the first text that alone shows what went wrong."""
+        for index, text in enumerate(texts):
+            try:
+                encode_safely(self._backend, [text])
+            except (RefusedTextError, BackendFailedError) as failure:
+                found = compare_one(self._backend, self.truth, text)
+                if found is not None:
+                    raise MismatchError(index, found.message) from failure
+                raise RefusedTextError(str(failure), index) from error

@@ -1,0 +1,162 @@
+"""Which texts hold the text of an added token, found without a look at each token for each text."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import Counter
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from headrace.prepare.backends.layout import Layout, read_layout
+
+COMMON = " etaoinshrdlucmfwygpbvkjxqzETAOINSHRDLUCMFWYGPBVKJXQZ\n.,0123456789-_()'\"=:;/*#>`<[]{}+&!?$\\%@^~|\t\r"
+"""Characters from the most usual to the least; all others are taken for rarer."""
+
+
+WhichAdded = Literal["added", "special", "ordinary"]
+"""All added tokens; those marked as special; the others (of which some are mere runs of spaces)."""
+
+
+class Group(NamedTuple):
+    """Tokens that share a character: a text without it holds none of them."""
+
+    character: str
+    pattern: re.Pattern[str] | None
+    """Finds any of them; none where there is only one."""
+
+    prefix: str
+    """What all of them begin with."""
+
+    def is_in(self, text: str) -> bool:
+        """Whether a text that has the character holds a token."""
+        if self.pattern is None:
+            return self.prefix in text
+        # A long text is found faster than a regex finds it, a short one is not.
+        return (len(self.prefix) < 4 or self.prefix in text) and self.pattern.search(text) is not None
+
+
+class SpecialFinder:
+    """Finds added tokens in texts.
+
+    A text is searched for one rare character a group of tokens ("|" for ``<|endoftext|>`` and its likes) and for the
+    tokens only where that is in it: some tenths of a microsecond for a text without any.
+
+    What is found is a token's text, whatever stands beside it: a tokeniser may see none there (``single_word``), but it
+    sees none elsewhere. A token that is looked for in the normalised text is looked for in both texts here.
+    """
+
+    def __init__(self, tokenizer_json: bytes, which: WhichAdded = "special") -> None:
+        layout = read_layout(tokenizer_json)
+        added = [token for token in layout.added if which == "added" or token.special == (which == "special")]
+        self._normalize = _Normalizer(layout) if layout.normalizers and any(one.normalized for one in added) else None
+        self._contents = {token.content for token in added}
+        if self._normalize is not None:
+            self._contents |= {self._normalize.apply(token.content) for token in added if token.normalized} - {""}
+        self._groups = _grouped(self._contents)
+
+    @property
+    def can_find(self) -> bool:
+        """Whether there is any token to look for."""
+        return bool(self._groups)
+
+    def find(self, texts: list[str]) -> NDArray[np.bool_]:
+        """Which texts hold one: (number of texts,) bool."""
+        found = np.zeros(len(texts), np.bool_)
+        for group in self._groups:
+            character = group.character
+            # Nearly all texts are done with here.
+            for number in [number for number, text in enumerate(texts) if character in text]:
+                found[number] |= group.is_in(texts[number])
+        if self._normalize is not None:
+            for number, text in enumerate(texts):
+                if not found[number] and not self._normalize.keeps(text):
+                    found[number] = self._holds(self._normalize.apply(text))
+        return found
+
+    def which(self, text: str) -> str:
+        """The token that comes first in the text, the longest of these; "" where there is none."""
+        for candidate in (text, self._normalize.apply(text) if self._normalize is not None else ""):
+            if found := self._all.search(candidate):
+                return str(found[0])
+        return ""
+
+    def _holds(self, text: str) -> bool:
+        return any(group.is_in(text) for group in self._groups)
+
+    @functools.cached_property
+    def _all(self) -> re.Pattern[str]:
+        return _pattern(self._contents) if self._contents else re.compile("(?!)")
+
+
+class _Normalizer:
+    """The normaliser of a tokeniser, by itself."""
+
+    def __init__(self, layout: Layout) -> None:
+        # A tokeniser without a vocabulary: the library has no other way to read a normaliser from JSON.
+        json = {
+            "version": "1.0",
+            "added_tokens": [],
+            "normalizer": layout.json["normalizer"],
+            "model": {"type": "WordLevel", "vocab": {}, "unk_token": ""},
+        }
+        self._normalizer = Tokenizer.from_str(msgspec.json.encode(json).decode()).normalizer
+        self._keeps_ascii = all(step["type"] in ("NFC", "NFD", "NFKC", "NFKD") for step in layout.normalizers)
+
+    def keeps(self, text: str) -> bool:
+        """Whether the text is surely its own normal form."""
+        return self._keeps_ascii and text.isascii()
+
+    def apply(self, text: str) -> str:
+        return str(self._normalizer.normalize_str(text))
+
+
+def _grouped(contents: set[str]) -> list[Group]:
+    """The fewest groups of rare characters, greedily."""
+    # Where a token holds another, the shorter one is found wherever the longer one is.
+    left: list[str] = []
+    for content in sorted(contents, key=lambda one: (len(one), one)):
+        if not any(shorter in content for shorter in left):
+            left.append(content)
+    groups = []
+    while left:
+        counts = Counter(character for content in left for character in set(content))
+        # Characters that are not usual ones come first, then the one that most tokens share.
+        chosen = max(counts, key=lambda one: (_rarity(one) * counts[one], counts[one], one))
+        members = [content for content in left if chosen in content]
+        left = [content for content in left if chosen not in content]
+        groups.append(Group(chosen, _pattern(set(members)) if len(members) > 1 else None, _shared_prefix(members)))
+    return groups
+
+
+def _rarity(character: str) -> int:
+    return COMMON.index(character) + 1 if character in COMMON else 2 * len(COMMON)
+
+
+def _shared_prefix(contents: list[str]) -> str:
+    first, last = min(contents), max(contents)
+    length = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return first[:length]
+
+
+def _pattern(contents: set[str]) -> re.Pattern[str]:
+    return re.compile(_alternatives(sorted(contents)))
+
+
+def _alternatives(contents: list[str]) -> str:
+    """A regex for any of these sorted texts, the longest first, that looks at each of their characters once.
+
+    For example ``<(?:/s>|s>|unk>)`` for ``</s>``, ``<s>`` and ``<unk>``: a plain list would be tried one by one.
+    """
+    prefix = _shared_prefix(contents)
+    rests = [content[len(prefix) :] for content in contents]
+    if rests == [""]:
+        return re.escape(prefix)
+    branches = [_alternatives(list(group)) for _, group in itertools.groupby(filter(None, rests), lambda rest: rest[0])]
+    optional = "?" if "" in rests else ""
+    return f"{re.escape(prefix)}(?:{'|'.join(branches)}){optional}"

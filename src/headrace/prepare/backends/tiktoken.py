@@ -1,0 +1,135 @@
+"""The library tiktoken: byte-level BPE whose ranks can be told from the merges."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from headrace.prepare.backends.backend import Encoded, SpecialPolicy
+from headrace.prepare.backends.layout import (
+    Layout,
+    UnsuitableError,
+    byte_characters,
+    read_layout,
+    regexes,
+    require_byte_level,
+)
+from headrace.prepare.backends.memory import return_memory
+
+
+class TiktokenBackend:
+    """Encodes text by text; ids come as arrays.
+
+    It knows no added tokens here: a text that holds one must go elsewhere (`routed`).
+    """
+
+    name = "tiktoken"
+
+    def __init__(self, tokenizer_json: bytes, special: SpecialPolicy) -> None:
+        """Load the library with a tokeniser.
+
+        Raises:
+            UnsuitableError: the library does not have what this tokeniser asks for.
+            ImportError: the library is not installed.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import tiktoken
+        self.version = importlib.metadata.version("tiktoken")
+        layout = read_layout(tokenizer_json)
+        require_byte_level(layout)
+        _require_only_pattern(layout)
+        ranks, self._ids = _ranks(layout)
+        try:
+            encoding = tiktoken.Encoding(
+                "headrace", pat_str=regexes(layout)[0], mergeable_ranks=ranks, special_tokens={}
+            )
+        except Exception as error:
+            raise UnsuitableError(f"the library refuses it: {error}") from error
+        self._encode: Any = encoding.encode_to_numpy
+        return_memory()
+
+    def encode(self, texts: list[str]) -> Encoded:
+        """Encode each text by itself."""
+        rows = [self._encode(text, disallowed_special=()) for text in texts]
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return Encoded(self._ids[np.concatenate(rows)] if rows else np.empty(0, np.uint32), lengths)
+
+
+def _require_only_pattern(layout: Layout) -> None:
+    if layout.normalizers:
+        raise UnsuitableError(f"its normaliser {layout.normalizers[0]['type']}")
+    if layout.pre_tokenizers[-1].get("add_prefix_space"):
+        raise UnsuitableError("its pre-tokeniser puts a space before each text")
+    if len(regexes(layout)) > 1:
+        raise UnsuitableError(f"its pre-tokeniser splits by {len(regexes(layout))} patterns, one after another")
+
+
+def _ranks(layout: Layout) -> tuple[dict[bytes, int], NDArray[np.uint32]]:
+    """The library's ranks, which say what merges first and are the ids that it gives; and our id of each rank.
+
+    The order of the merges is the order of ranks: the library has no other. All merges that give one token must
+    therefore follow one another.
+    """
+    to_byte = byte_characters()
+    vocabulary: dict[str, int] = layout.model["vocab"]
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ids = [0] * 256
+    for character, byte in to_byte.items():
+        ids[byte] = vocabulary[character]
+    last = ""
+    for merge in layout.model["merges"]:
+        first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
+        token = first + second
+        if token == last:
+            continue
+        last = token
+        if token not in vocabulary:
+            raise UnsuitableError(f"the merge of {first!r} and {second!r} gives no token of its vocabulary")
+        content = _as_bytes(token, to_byte)
+        if content in ranks:
+            raise UnsuitableError(f"its merges make {token!r} at two places: ranks cannot follow them")
+        ranks[content] = len(ids)
+        ids.append(vocabulary[token])
+    if layout.model.get("ignore_merges"):
+        _require_whole_words(layout, ranks)
+    else:
+        _require_reachable(layout, ranks)
+    return ranks, np.asarray(ids, np.uint32)
+
+
+def _as_bytes(token: str, to_byte: dict[str, int]) -> bytes:
+    try:
+        return bytes([to_byte[character] for character in token])
+    except KeyError:
+        raise UnsuitableError(f"its token {token!r} is not written in bytes") from None
+
+
+def _require_whole_words(layout: Layout, ranks: dict[bytes, int]) -> None:
+    """A word that is a token becomes that token (``ignore_merges``); in the library, where it has a rank."""
+    to_byte = byte_characters()
+    words = layout.model["vocab"].keys() - {token.content for token in layout.added}
+    unranked = [word for word in words if _as_bytes(word, to_byte) not in ranks]
+    if unranked:
+        raise UnsuitableError(f"no merge makes its token {min(unranked)!r}, which whole words become (ignore_merges)")
+
+
+def _require_reachable(layout: Layout, ranks: dict[bytes, int]) -> None:
+    """A word that is a token becomes that token in the library; here only where the merges lead there."""
+    to_byte = byte_characters()
+    plain = {"version": "1.0", "added_tokens": [], "model": layout.model}
+    encoder = Tokenizer.from_str(msgspec.json.encode(plain).decode())
+    ranked = [
+        token
+        for token in layout.model["vocab"]
+        if all(character in to_byte for character in token) and _as_bytes(token, to_byte) in ranks
+    ]
+    for token, encoding in zip(ranked, encoder.encode_batch_fast(ranked, add_special_tokens=False), strict=True):
+        if len(encoding.ids) != 1:
+            raise UnsuitableError(f"its merges do not make the token {token!r} of its own text")

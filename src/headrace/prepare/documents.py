@@ -1,0 +1,229 @@
+"""A block of records -> documents as tokens, and for every record that is none the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InputError
+from headrace.plan.keys import derive, derive_array
+from headrace.prepare.backends import TRUTH, ProvedEncoder, RefusedTextError, SpecialFinder
+from headrace.prepare.duplicates import hash_texts
+from headrace.prepare.filters import Filters
+from headrace.prepare.messages import Setup
+from headrace.prepare.ragged import IntArray, add_ends, keep_rows, total_lengths
+from headrace.prepare.sources import BadRecord, Block
+
+SAMPLE_ONE_IN = 2000
+"""Share of the documents that the truth encodes as well, chosen by a hash of their place."""
+
+KEPT, BLANK, BAD = "", "blank", "bad"
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Documents:
+    """What became of a block. The n documents are those kept, in order."""
+
+    tokens: list[NDArray[Any]]
+    """For each key, in the dtype of the store."""
+    lengths: list[IntArray]
+    """For each key (n,), end-of-document tokens and the like included."""
+    lines: IntArray
+    places: IntArray
+    ids: list[str] | None
+    text_hashes: NDArray[np.uint64] | None
+    """(n, 2), where duplicates are looked for."""
+    skipped: list[tuple[int, str]]
+    """Line and reason of every line of the block that is no document, ascending."""
+    bad: list[BadRecord]
+    """Among them those that cannot be used."""
+    num_read: int
+    """Records kept or dropped by a filter."""
+    text_bytes: int
+    num_special: int
+    num_proved: int
+    num_routed: int
+    text_tokens: int
+    """Made of all that were encoded."""
+    eod_tokens: int
+    bos_tokens: int
+    dropped_documents: dict[str, int]
+    dropped_tokens: dict[str, int]
+
+
+class BlockEncoder:
+    """Filters, tokenises and counts the records of blocks."""
+
+    def __init__(self, setup: Setup, encoder: ProvedEncoder, finder: SpecialFinder) -> None:
+        self._setup = setup
+        self._encoding = setup.encoding
+        self._encoder = encoder
+        self._finder = finder
+        self._filters = Filters(setup.filters)
+        self._dtype: np.dtype[Any] = np.dtype(setup.encoding.dtype)
+
+    def encode(self, block: Block, file: int) -> Documents:
+        """The documents of a block of this input file.
+
+        Raises:
+            MismatchError: the fast tokeniser is not equal to the truth.
+            InputError: the tokeniser contradicts itself.
+        """
+        columns = block.texts
+        if self._setup.join is not None:
+            columns = [[self._setup.join.join(texts) for texts in zip(*columns, strict=True)]]
+        count = len(block.lines)
+        state = _State(block, count)
+        special = self._finder.find(columns[0]) if count else np.zeros(0, np.bool_)
+        for texts in columns[1:]:
+            special = special | self._finder.find(texts)
+        if self._encoding.special == "error":
+            for index in np.flatnonzero(special).tolist():
+                found = next(name for name in map(self._finder.which, (texts[index] for texts in columns)) if name)
+                state.refuse(index, f"the text holds the special token {found!r}; {_SPECIAL_ADVICE}")
+        for index, reason in self._filters.by_record(block, columns):
+            state.drop(index, reason)
+        for index, message in self._filters.failures:
+            state.refuse(index, message)
+        routed_before = self._encoder.num_routed
+        rows = self._encode_rows(columns, state, block.places, file)
+        state.num_routed = self._encoder.num_routed - routed_before
+        return self._documents(block, columns, state, rows, int(np.count_nonzero(special)))
+
+    def _encode_rows(
+        self, columns: list[list[str]], state: _State, places: IntArray, file: int
+    ) -> list[tuple[NDArray[np.uint32], IntArray]]:
+        """For each key ids and lengths of the records that are still alive, those that fail to encode refused."""
+        sampled = derive_array(derive(self._setup.sample_key, file), places) % np.uint64(SAMPLE_ONE_IN) == 0
+        while True:
+            alive = np.flatnonzero(state.alive)
+            rows = []
+            try:
+                for texts in columns:
+                    chosen = texts if len(alive) == len(texts) else [texts[index] for index in alive]
+                    encoded = self._encoder.encode(chosen, sampled[alive])
+                    rows.append((encoded.ids, encoded.lengths))
+            except RefusedTextError as error:
+                text = chosen[error.index]
+                state.refuse(int(alive[error.index]), f"the tokeniser refuses the text: {error}; found {text[:60]!r}")
+                continue
+            state.num_proved = int(np.count_nonzero(sampled[alive])) if self._encoder.name != TRUTH else 0
+            return rows
+
+    def _documents(
+        self,
+        block: Block,
+        columns: list[list[str]],
+        state: _State,
+        rows: list[tuple[NDArray[np.uint32], IntArray]],
+        num_special: int,
+    ) -> Documents:
+        encoding = self._encoding
+        text_tokens = sum(len(ids) for ids, _ in rows)
+        dropped_tokens: dict[str, int] = {}
+        alive = np.flatnonzero(state.alive)
+        num_tokens = total_lengths(rows)
+        dropped_rows = []
+        for row, reason in self._filters.by_length(num_tokens):
+            state.drop(int(alive[row]), reason)
+            dropped_tokens[reason] = dropped_tokens.get(reason, 0) + int(num_tokens[row])
+            dropped_rows.append(row)
+        if dropped_rows:
+            keep = np.ones(len(alive), np.bool_)
+            keep[dropped_rows] = False
+            rows = [(keep_rows(ids, lengths, keep), lengths[keep]) for ids, lengths in rows]
+            alive = alive[keep]
+        tokens, lengths_of = [], []
+        num_full = 0
+        for ids, lengths in rows:
+            if len(ids) and int(ids.max()) >= encoding.vocab_size:
+                raise InputError(
+                    f"the tokeniser made id {int(ids.max()):,}, its vocabulary has {encoding.vocab_size:,} tokens: "
+                    "this tokenizer.json contradicts itself"
+                )
+            num_full += int(np.count_nonzero(lengths))
+            made, longer = add_ends(ids, lengths, bos=encoding.bos, eod=encoding.eod, dtype=self._dtype)
+            tokens.append(made)
+            lengths_of.append(longer)
+        is_whole = len(alive) == len(block.lines)
+        return Documents(
+            tokens=tokens,
+            lengths=lengths_of,
+            lines=block.lines[alive],
+            places=block.places[alive],
+            ids=None if block.ids is None else block.ids if is_whole else [block.ids[index] for index in alive],
+            text_hashes=self._text_hashes(columns, alive) if self._setup.with_text_hashes else None,
+            skipped=state.skipped(),
+            bad=sorted(state.bad, key=lambda record: record.line),
+            num_read=len(block.lines) - state.num_refused,
+            text_bytes=sum(_utf8_bytes(texts, state.refused) for texts in columns),
+            num_special=num_special,
+            num_proved=state.num_proved,
+            num_routed=state.num_routed,
+            text_tokens=text_tokens,
+            eod_tokens=num_full if encoding.eod is not None else 0,
+            bos_tokens=num_full if encoding.bos is not None else 0,
+            dropped_documents=state.dropped_counts(),
+            dropped_tokens=dropped_tokens,
+        )
+
+    def _text_hashes(self, columns: list[list[str]], alive: IntArray) -> NDArray[np.uint64]:
+        if len(alive) < len(columns[0]):
+            columns = [[texts[index] for index in alive] for texts in columns]
+        return hash_texts(columns)
+
+
+_SPECIAL_ADVICE = "say what to do with them with --special-tokens-in-text literal or encode"
+
+
+class _State:
+    """What has become of each record of a block so far."""
+
+    def __init__(self, block: Block, count: int) -> None:
+        self._block = block
+        self.alive = np.ones(count, np.bool_)
+        self.bad = list(block.bad)
+        self.refused: list[int] = []
+        self.num_proved = self.num_routed = 0
+        self._reasons: dict[int, str] = {}
+
+    @property
+    def num_refused(self) -> int:
+        """Records that the reader gave and that cannot be used all the same."""
+        return len(self.refused)
+
+    def drop(self, index: int, reason: str) -> None:
+        """A filter does not want this record; the first reason counts."""
+        if self.alive[index]:
+            self.alive[index] = False
+            self._reasons[index] = reason
+
+    def refuse(self, index: int, message: str) -> None:
+        """This record cannot be used."""
+        if self.alive[index]:
+            self.drop(index, BAD)
+            self.refused.append(index)
+            self.bad.append(BadRecord(int(self._block.lines[index]), int(self._block.places[index]), message))
+
+    def skipped(self) -> list[tuple[int, str]]:
+        """Line and reason of every line that is no document, ascending."""
+        found = [(int(self._block.lines[index]), reason) for index, reason in self._reasons.items()]
+        found += [(line, BLANK) for line in self._block.blank_lines.tolist()]
+        found += [(record.line, BAD) for record in self._block.bad]
+        return sorted(found)
+
+    def dropped_counts(self) -> dict[str, int]:
+        """Records that filters dropped, by reason."""
+        counts: dict[str, int] = {}
+        for reason in self._reasons.values():
+            if reason != BAD:
+                counts[reason] = counts.get(reason, 0) + 1
+        return counts
+
+
+def _utf8_bytes(texts: list[str], without: list[int]) -> int:
+    total = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+    return total - sum(len(texts[index].encode()) for index in without)

@@ -1,0 +1,48 @@
+"""The first documents of a run, encoded by the fast tokeniser and by the truth before any is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from headrace.prepare.backends import TRUTH, Choice, compare, load_backend
+from headrace.prepare.options import TextOptions
+from headrace.prepare.sources import RecordSpec, SourceFile, Span, open_span
+
+NUM_DOCUMENTS = 1000
+MAX_TEXT_BYTES = 16 << 20
+"""Characters at which the proof stops early: a thousand books would take minutes."""
+
+
+def prove_first_documents(
+    choice: Choice, files: Sequence[SourceFile], spec: RecordSpec, options: TextOptions, tokenizer_json: bytes
+) -> tuple[Choice, int]:
+    """The choice and the number of texts proved; or that of ``tokenizers``, where one of them differs."""
+    if choice.name == TRUTH:
+        return choice, 0
+    special = options.tokens.special_tokens_in_text
+    texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options.records.join))
+    fast = load_backend(choice.name, tokenizer_json, special)
+    truth = load_backend(TRUTH, tokenizer_json, special)
+    found = compare(fast, truth, texts)
+    if found is None:
+        return choice, len(texts)
+    reason = f"differs on text {found.index + 1:,} of the first {len(texts):,} of the run: {found.message}"
+    reasons = {**choice.reasons, choice.name: reason}
+    return msgspec.structs.replace(choice, name=truth.name, version=truth.version, reasons=reasons), 0
+
+
+def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, join: str | None) -> Iterator[str]:
+    documents = size = 0
+    for number, file in enumerate(files):
+        # The whole file is one span here, read as far as is needed.
+        for block in open_span(file, Span(number, 0, file.extent), spec).blocks():
+            for texts in zip(*block.texts, strict=True):
+                yield from texts if join is None else (join.join(texts),)
+                documents += 1
+                size += sum(map(len, texts))
+                if documents >= NUM_DOCUMENTS or size >= MAX_TEXT_BYTES:
+                    return
+            if block.bad:
+                return  # the run will say what is wrong

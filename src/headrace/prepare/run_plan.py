@@ -1,0 +1,154 @@
+"""What a run is to do, once everything that the user named was found and checked. No I/O."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headrace.plan.keys import source_key
+from headrace.prepare.backends import Choice
+from headrace.prepare.messages import Cursor, Encoding, HashTask, Order, Setup, TextTask
+from headrace.prepare.options import TextOptions, output_keys
+from headrace.prepare.sources import (
+    MAX_TASK_SPANS,
+    RecordSpec,
+    SourceFile,
+    is_hashed_while_read,
+    plan_tasks,
+    record_noun,
+)
+from headrace.prepare.tokenizer import TextTokenizer
+from headrace.stores import optimal_dtype
+
+MIN_PENDING_BYTES = 1 << 20
+MAX_PENDING_BYTES = 96 << 20
+_CHECKPOINTS = 64
+_BYTES_PER_TOKEN = 3
+"""Roughly; it only sizes buckets and checkpoints."""
+
+
+class TextProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is, tasks on their way included."""
+
+    phase: str = "encode"
+    """``encode``, and then for a shuffled run ``sort``."""
+
+    input_bytes: int
+    """Of the inputs, or in the second phase of the buckets."""
+
+    total_bytes: int
+    documents: int
+    tokens: int
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs, tokeniser and options of a run; what follows from them."""
+
+    files: tuple[SourceFile, ...]
+    options: TextOptions
+    tokenizer: TextTokenizer
+    eod: int | None
+    bos: int | None
+    choice: Choice
+    first_documents: int = 0
+    """Texts at the beginning that the truth encoded as well."""
+    task_bytes: int
+
+    @staticmethod
+    def record_spec(options: TextOptions) -> RecordSpec:
+        """What readers take of each record."""
+        records = options.records
+        return RecordSpec(
+            fields=records.fields,
+            id_field=records.id_field,
+            whole=options.filters.function is not None,
+            sample_by=records.sample_by,
+        )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The token streams that are written."""
+        return output_keys(self.options)
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the documents leave the order of the input."""
+        return self.options.output.shuffle is not None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the tokens in the store."""
+        return np.dtype(optimal_dtype(self.tokenizer.vocab_size))
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all input files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def output_bytes(self) -> int:
+        """What the output may take, roughly."""
+        return sum(file.text_bytes for file in self.files) * self.dtype.itemsize // _BYTES_PER_TOKEN
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of pieces that are taken before a checkpoint lets them be deleted: a small part of the output."""
+        return min(max(self.output_bytes // _CHECKPOINTS, MIN_PENDING_BYTES), MAX_PENDING_BYTES)
+
+    def unit(self, file: int) -> str:
+        """What a record's place in this file is called: line, row, paragraph or document."""
+        return record_noun(self.files[file].format, self.options.records.sample_by)
+
+    def place(self, file: int, line: int) -> str:
+        """A place in words; ``line`` counts from 0. People count rows from 0, all else from 1."""
+        unit = self.unit(file)
+        return f"{unit} {line + (unit != 'row'):,}"
+
+    def setup(self, *, parts: str, buckets: str, tokenizer: str, backend: str) -> Setup:
+        """What all workers are told."""
+        options = self.options
+        seed = options.output.shuffle
+        return Setup(
+            parent=os.getpid(),
+            parts=parts,
+            buckets=buckets,
+            records=self.record_spec(options),
+            max_record_bytes=options.records.max_record_bytes,
+            join=options.records.join,
+            encoding=Encoding(
+                tokenizer=tokenizer,
+                backend=backend,
+                special=options.tokens.special_tokens_in_text,
+                eod=self.eod,
+                bos=self.bos,
+                vocab_size=self.tokenizer.vocab_size,
+                dtype=self.dtype.name,
+            ),
+            filters=options.filters,
+            keys=self.keys,
+            on_error=options.errors.on_error,
+            max_errors=options.errors.max_errors if isinstance(options.errors.max_errors, int) else None,
+            with_text_hashes=options.deduplicate,
+            order_key=None if seed is None else source_key(seed, "", "prepare shuffle"),
+            sample_key=source_key(0, self.tokenizer.fingerprint, "prepare sample"),
+        )
+
+    def orders(self, *, first_task: int, start: Cursor, hashed: list[str]) -> list[Order]:
+        """Tasks from ``first_task`` on, which begins at ``start``; and files to hash that have no hash yet."""
+        # Readers need no sizes of units, of which a file may have many thousands.
+        sent = [msgspec.structs.replace(file, unit_bytes=()) for file in self.files]
+        orders: list[Order] = []
+        for task in plan_tasks(self.files, task_bytes=self.task_bytes, max_spans=MAX_TASK_SPANS):
+            # A file cut into several spans, or one whose reader jumps about in it, is hashed on its own.
+            for span in task.spans:
+                file = self.files[span.file]
+                is_due = span.begin == 0 and not hashed[span.file] and not file.fault
+                if is_due and not is_hashed_while_read(file, span):
+                    orders.append(HashTask(span.file, sent[span.file]))
+            if task.number >= first_task:
+                files = tuple(sent[span.file] for span in task.spans)
+                orders.append(TextTask(task, files, start if task.number == first_task else Cursor()))
+        return orders

@@ -1,0 +1,49 @@
+"""Inputs of every kind, as spans and blocks of records.
+
+    find_inputs   what the user named -> SourceFile        formats, find, spool; columns are checked here
+    plan_tasks    SourceFile -> Task, Span                 pure arithmetic: bytes, row groups, record batches
+    open_span     SourceFile, Span -> SpanReader           lines -> jsonl, text; streams (gzip, zstd); parquet, arrow
+    SpanReader    -> Block, Block, ...                     texts, where each stands, and every bad record
+
+A record that cannot be used never raises: it stands in its block, with what was found. What a span covers joins
+without a gap with its neighbours, so that what was read can be counted against the size of the file.
+pyarrow and zstandard are imported when the first file needs them.
+"""
+
+from __future__ import annotations
+
+from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, SampleBy
+from headrace.prepare.sources.find import find_inputs
+from headrace.prepare.sources.formats import Format, record_noun
+from headrace.prepare.sources.reader import open_span
+from headrace.prepare.sources.source_file import SourceFile
+from headrace.prepare.sources.span_reader import SpanReader
+from headrace.prepare.sources.spool import spool_stdin
+from headrace.prepare.sources.tasks import (
+    MAX_TASK_SPANS,
+    Span,
+    Task,
+    choose_task_bytes,
+    is_hashed_while_read,
+    plan_tasks,
+)
+
+__all__ = [
+    "MAX_TASK_SPANS",
+    "BadRecord",
+    "Block",
+    "Format",
+    "RecordSpec",
+    "SampleBy",
+    "SourceFile",
+    "Span",
+    "SpanReader",
+    "Task",
+    "choose_task_bytes",
+    "find_inputs",
+    "is_hashed_while_read",
+    "open_span",
+    "plan_tasks",
+    "record_noun",
+    "spool_stdin",
+]

@@ -1,0 +1,178 @@
+"""One line of JSON Lines -> the texts of one record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from headrace.prepare.sources.block import RecordSpec
+
+EXCERPT_BYTES = 60
+_ID = "identity"
+
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What `RecordReader.decode` raises for a line that `RecordReader.decode_slowly` must look at."""
+
+
+class BadRecordError(Exception):
+    """A line that holds no record; the message says what was found and what to do."""
+
+
+class RecordReader:
+    """Reads the fields of a `RecordSpec` from lines; every other field is checked to be JSON and skipped.
+
+    The typed decoder builds no object for the fields it skips (about 1.2 GB/s). What it refuses goes to Python's own
+    ``json``, for the better message and because that accepts the ``NaN`` and ``Infinity`` which it also writes.
+
+    A decoded record is opaque: hand lists of them to `texts`, `ids` and `wholes`.
+    """
+
+    def __init__(self, spec: RecordSpec) -> None:
+        self._spec = spec
+        # A field may be asked for twice, as a text and as the id.
+        self._attributes = {field: f"field_{number}" for number, field in enumerate(dict.fromkeys(spec.fields))}
+        types: list[tuple[str, Any]] = [(attribute, str) for attribute in self._attributes.values()]
+        rename = {attribute: field for field, attribute in self._attributes.items()}
+        self._id_attribute = None if spec.id_field is None else self._attributes.get(spec.id_field, _ID)
+        if spec.id_field is not None and self._id_attribute == _ID:
+            types.append((_ID, str | int))
+            rename[_ID] = spec.id_field
+        whole: list[Any] = [("whole", dict[str, Any] | None, None)]
+        self._record: Callable[..., Any] = msgspec.defstruct("Record", types, rename=rename, gc=False)
+        self._with_whole: Callable[..., Any] = msgspec.defstruct("WholeRecord", types + whole)
+        self._advice = "choose with --text-field" if len(spec.fields) == 1 else "choose with --field"
+        self.decode: Callable[[bytes], Any]
+        """Fast; raises one of `DECODE_ERRORS` for what is bad, and for some of what is not."""
+        if spec.whole:
+            self.decode = self._decode_whole
+        else:
+            self.decode = msgspec.json.Decoder(self._record).decode
+
+    def decode_slowly(self, line: bytes) -> Any:
+        """As `decode`, for whatever that refuses.
+
+        Raises:
+            BadRecordError: not UTF-8, not JSON, no object, or a field is missing or of another type.
+        """
+        value = _load(line)
+        if not isinstance(value, dict):
+            raise BadRecordError(f"not a JSON object but {kind(value)}; found {excerpt(line)}")
+        record = self._take(value, line)
+        for field in (*self._attributes, self._spec.id_field):
+            if field is not None and isinstance(value[field], str):
+                _check_surrogates(field, value[field])
+        return record
+
+    def decode_strictly(self, line: bytes) -> Any:
+        """As `decode`, and the fields that are skipped are checked to be UTF-8 too."""
+        line.decode("utf-8")
+        return self.decode(line)
+
+    def texts(self, records: list[Any]) -> list[list[str]]:
+        """For each field of the `RecordSpec` the texts of the records."""
+        return [list(map(attrgetter(self._attributes[field]), records)) for field in self._spec.fields]
+
+    def ids(self, records: list[Any]) -> list[str] | None:
+        """Their ids, integers in decimal, or None where none are asked for."""
+        if self._id_attribute is None:
+            return None
+        return list(map(str, map(attrgetter(self._id_attribute), records)))
+
+    def wholes(self, records: list[Any]) -> list[Any] | None:
+        """The whole records, or None where they are not asked for."""
+        return [record.whole for record in records] if self._spec.whole else None
+
+    def _decode_whole(self, line: bytes) -> Any:
+        value = msgspec.json.decode(line)
+        try:
+            return self._take(value, line)
+        except (BadRecordError, TypeError) as error:
+            raise msgspec.DecodeError(str(error)) from None
+
+    def _take(self, value: dict[str, Any], line: bytes) -> Any:
+        values: dict[str, Any] = {}
+        for field, attribute in self._attributes.items():
+            text = self._get(value, field, self._advice)
+            if not isinstance(text, str):
+                raise BadRecordError(f"field {field!r} is not a string but {kind(text)}; found {excerpt(line)}")
+            values[attribute] = text
+        if self._id_attribute == _ID and self._spec.id_field is not None:
+            identity = self._get(value, self._spec.id_field, "choose with --id-field")
+            if not isinstance(identity, str | int) or isinstance(identity, bool):
+                raise BadRecordError(
+                    f"id field {self._spec.id_field!r} is neither a string nor an integer but {kind(identity)}; "
+                    f"found {excerpt(line)}"
+                )
+            values[_ID] = identity
+        return self._with_whole(whole=value, **values) if self._spec.whole else self._record(**values)
+
+    @staticmethod
+    def _get(value: dict[str, Any], field: str, advice: str) -> Any:
+        if field not in value:
+            names = ", ".join(repr(name) for name in list(value)[:8]) or "none"
+            raise BadRecordError(f"no field {field!r}; its fields are: {names} ({advice})")
+        return value[field]
+
+
+def bad_utf8(data: bytes, error: UnicodeDecodeError, of: str) -> str:
+    """What to say of a line (or of what else ``of`` says) that is not UTF-8."""
+    hint = ""
+    if data.startswith(b"\x1f\x8b"):
+        hint = " (it looks compressed with gzip: decompress it first)"
+    elif data.startswith(b"\x28\xb5\x2f\xfd"):
+        hint = " (it looks compressed with zstd: decompress it first)"
+    elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        hint = " (it looks like UTF-16: convert it to UTF-8)"
+    found = data[error.start : error.start + 1].hex()
+    begin = max(error.start - 20, 0)
+    near = excerpt(data[begin : begin + 2 * EXCERPT_BYTES])
+    return f"not UTF-8: byte 0x{found} at byte {error.start:,} of the {of}{hint}; found near it {near}"
+
+
+def too_long(head: bytes, size: int, limit_bytes: int, of: str) -> str:
+    """What to say of a record that is above the limit."""
+    return f"a {of} of {size:,} bytes; at most {limit_bytes:,} are allowed; it begins with {excerpt(head)}"
+
+
+def excerpt(line: bytes) -> str:
+    """The beginning of a line, short and printable."""
+    shown = line[:EXCERPT_BYTES].decode("utf-8", "replace").strip()
+    return repr(shown) + ("..." if len(line) > EXCERPT_BYTES else "")
+
+
+def kind(value: object) -> str:
+    """A JSON value's type in words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+def _load(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadRecordError(bad_utf8(line, error, "line")) from None
+    except RecursionError:
+        raise BadRecordError(f"JSON nested too deeply; found {excerpt(line)}") from None
+    except ValueError as error:
+        raise BadRecordError(f"malformed JSON: {error}; found {excerpt(line)}") from None
+
+
+def _check_surrogates(field: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        surrogate = ord(text[error.start])
+        raise BadRecordError(
+            f"field {field!r} is not Unicode text: unpaired surrogate \\u{surrogate:04x} at character {error.start:,}"
+        ) from None

@@ -1,0 +1,334 @@
+"""One run of `prepare_text` in a work folder that it has for itself: two passes over workers, then the manifest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
+from headrace.io import hash_bytes, output_errors
+from headrace.prepare.buckets import bucket_path, choose_num_buckets
+from headrace.prepare.executor import RUN_AHEAD, Workers, run_tasks
+from headrace.prepare.finishing import build_manifest, name_outputs
+from headrace.prepare.ledger import LedgerState
+from headrace.prepare.messages import Failed, HashDone, Order, PieceDone, Progress, Setup, SortTask
+from headrace.prepare.output_folder import RUN_NAME, OutputFolder
+from headrace.prepare.piece import piece_path, read_piece
+from headrace.prepare.run_plan import RunPlan, TextProgress
+from headrace.prepare.run_state import STATE_NAME, TASK_NAME, RunState, load_state, save_state
+from headrace.prepare.taking import BUCKETS_NAME, Taker
+from headrace.stores import ErrorEntry, Manifest
+
+REPORT_S = 0.2
+_TRUTH = "tokenizers"
+_ADVICE = (
+    "Nothing was written; correct or remove this line and run again, or leave such records out with --on-error skip."
+)
+
+
+class _NoOutputError(InputError):
+    """The inputs give no store, however often they are read."""
+
+
+class _FallBackError(Exception):
+    """The fast tokeniser is not equal to the truth, from the task on whose turn it is."""
+
+
+class TextRun:
+    """Drives the workers, takes what they make, and says what went wrong."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        folder: OutputFolder,
+        *,
+        on_progress: Callable[[TextProgress], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._work = folder.work
+        self._on_progress = on_progress
+        self._on_notice = on_notice
+        self._underway: dict[int, Progress] = {}
+
+    def run(self) -> tuple[Manifest, dict[str, str]]:
+        """All of it: the manifest, and what is to be moved where, see `OutputFolder.commit`."""
+        state = load_state(self._work)
+        if state is None:
+            count = len(self._plan.files)
+            ledger = LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
+            state = RunState(ledger=ledger)
+            if self._plan.is_shuffled:
+                state.num_buckets = choose_num_buckets(self._plan.output_bytes)
+        else:
+            self._on_notice(_continued(state))
+        self._take_from(state)
+        try:
+            while self._state.phase == "encode":
+                try:
+                    self._encode()
+                except _FallBackError as error:
+                    self._fall_back(str(error))
+                    continue
+                self._check_inputs()
+                if not self._plan.is_shuffled:
+                    break
+                self._taker.begin_sorting()
+            if self._state.phase == "sort":
+                self._sort()
+            self._check_inputs()
+            # A kill from here on goes on from here.
+            self._taker.checkpoint()
+            shards = self._taker.output.finish()
+            origins = self._taker.origins.finish()
+            outputs, moves = name_outputs(self._plan, shards, origins, self._work)
+            manifest = build_manifest(self._plan, self._state, self._ledger, outputs, origins, self._work)
+        except BaseException as error:
+            if self._is_worth_keeping(error):
+                self._folder.keep()
+            self._taker.suspend()
+            raise
+        self._folder.keep()
+        return manifest, moves
+
+    def _take_from(self, state: RunState) -> None:
+        self._state = state
+        self._taker = Taker(self._plan, self._work, state)
+        self._ledger = self._taker.ledger
+
+    def _is_worth_keeping(self, error: BaseException) -> bool:
+        """Whether the same command could go on: not after a defect, nor where the inputs are others or hold nothing."""
+        if isinstance(error, _NoOutputError) or type(error) is HeadraceError:
+            return False
+        if not (self._work / STATE_NAME).exists() and not self._state.turn:
+            return False
+        try:
+            self._check_unchanged()
+        except InputError:
+            return False
+        return True
+
+    def _encode(self) -> None:
+        backend = _TRUTH if self._state.fallback else self._plan.choice.name
+        setup = self._setup(backend)
+        state = self._state
+        orders = self._plan.orders(first_task=state.turn, start=state.cursor, hashed=self._ledger.state.hashes)
+        with output_errors(Path(setup.parts), "create"):
+            Path(setup.parts).mkdir(exist_ok=True)
+            # Those of a tokeniser that did not hold.
+            for folder in self._work.glob("parts.*"):
+                if folder.name != Path(setup.parts).name:
+                    shutil.rmtree(folder, ignore_errors=True)
+        for result in self._results(setup, orders, Path(setup.parts), RUN_AHEAD):
+            if isinstance(result, HashDone):
+                self._ledger.state.hashes[result.number] = result.xxh3_128
+                continue
+            if backend != _TRUTH and result.piece == 0 and not result.is_last:
+                self._taker.checkpoint()
+                save_state(self._work, state, TASK_NAME)
+            path = piece_path(setup.parts, result.turn, result.piece)
+            self._taker.take_text(read_piece(path), path)
+            if result.is_last:
+                self._underway.pop(result.turn, None)
+            self._check_errors()
+
+    def _sort(self) -> None:
+        setup = self._setup(_TRUTH)
+        folder = Path(setup.buckets)
+        sizes = self._state.bucket_sizes
+        for bucket in range(self._state.turn):  # a kill between a checkpoint and what it allows to be deleted
+            with output_errors(folder, "clear"):
+                bucket_path(folder, bucket).unlink(missing_ok=True)
+        orders: list[Order] = [
+            SortTask(bucket, sizes[bucket]) for bucket in range(self._state.turn, self._state.num_buckets)
+        ]
+        for result in self._results(setup, orders, folder, 0):
+            if isinstance(result, PieceDone):
+                path = piece_path(folder, result.turn, result.piece)
+                self._taker.take_sorted(read_piece(path), path, bucket_path(folder, result.turn))
+
+    def _setup(self, backend: str) -> Setup:
+        # A worker that outlives a killed parent for a moment may still leave a piece: of the same run it is the same
+        # piece, and those of other runs and backends lie elsewhere.
+        mark = hash_bytes((self._work / RUN_NAME).read_bytes())[:8]
+        work = self._work.absolute()
+        return self._plan.setup(
+            parts=str(work / f"parts.{mark}.{backend}"),
+            buckets=str(work / BUCKETS_NAME),
+            tokenizer=str(work / "tokenizer.json"),
+            backend=backend,
+        )
+
+    def _results(
+        self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int
+    ) -> Iterator[PieceDone | HashDone]:
+        ready = list(self._ready(folder))
+        num_tasks = len({order.turn for order in orders if order.turn >= 0} - {piece.turn for piece in ready})
+        wanted = self._plan.options.workers or usable_cores()
+        with Workers(max(min(wanted, num_tasks), 1), setup) as workers:
+            for result in run_tasks(
+                workers,
+                orders,
+                first_turn=self._state.turn,
+                ready=ready,
+                run_ahead=run_ahead,
+                on_progress=self._report,
+                interval_s=REPORT_S,
+            ):
+                if isinstance(result, Failed):
+                    raise self._error(result)
+                yield result
+
+    def _ready(self, folder: Path) -> Iterator[PieceDone]:
+        """Pieces that a killed run left: those of tasks that are whole."""
+        found: dict[int, dict[int, Path]] = {}
+        if folder.is_dir():
+            for path in folder.glob("[0-9]*.piece"):
+                turn, piece = (int(part) for part in path.name.split(".")[:2])
+                found.setdefault(turn, {})[piece] = path
+        for turn, pieces in sorted(found.items()):
+            first = self._state.cursor.piece if turn == self._state.turn else 0
+            numbers = [number for number in sorted(pieces) if number >= first]
+            if turn < self._state.turn or not self._is_whole(pieces, first, numbers):
+                for path in pieces.values():
+                    path.unlink(missing_ok=True)
+                continue
+            for number in pieces.keys() - set(numbers):
+                pieces[number].unlink(missing_ok=True)
+            for number in numbers:
+                yield PieceDone(turn, number, number == numbers[-1])
+
+    @staticmethod
+    def _is_whole(pieces: dict[int, Path], first: int, numbers: list[int]) -> bool:
+        if numbers != list(range(first, first + len(numbers))) or not numbers:
+            return False
+        try:
+            infos = [read_piece(pieces[number]).info for number in numbers]
+        except OutputError:
+            return False  # torn when the power went
+        return [info.is_last for info in infos] == [False] * (len(infos) - 1) + [True]
+
+    def _fall_back(self, message: str) -> None:
+        self._taker.checkpoint()
+        state = self._state
+        if state.cursor.piece:
+            # What was taken of this task goes out again.
+            found = load_state(self._work, TASK_NAME)
+            if found is None or found.turn != state.turn:
+                raise HeadraceError(f"there is no checkpoint of task {state.turn}. Please report this defect.")
+            found.ledger.hashes = state.ledger.hashes
+            state = found
+        state.fallback = f"task {state.turn}: {message}"
+        save_state(self._work, state)
+        self._taker.suspend()
+        self._take_from(state)
+        self._underway.clear()
+        self._on_notice(
+            f"{self._plan.choice.name} is not equal to {_TRUTH} on this text, so all that is not proved yet is encoded "
+            f"by {_TRUTH}: {message}"
+        )
+
+    def _error(self, failed: Failed) -> Exception:
+        if failed.kind == "mismatch":
+            return _FallBackError(failed.message)
+        if failed.kind == "output":
+            return OutputError(failed.message)
+        if failed.kind == "crash":
+            return WorkerError(f"a worker failed in a way nobody foresaw; please report this:\n{failed.message}")
+        if failed.line == 0:
+            return InputError(failed.message)
+        place = self._plan.place(failed.file, self._ledger.state.lines[failed.file] + failed.line - 1)
+        advice = _ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
+        return InputError(f"{self._plan.files[failed.file].name}, {place}: {_sentence(failed.message)} {advice}")
+
+    def _check_errors(self) -> None:
+        errors, allowed = self._ledger.state.errors, self._plan.options.errors.max_errors
+        if errors and self._plan.options.errors.on_error == "stop":
+            # Skipped by this run before it was ended and continued with another option.
+            raise InputError(
+                f"{errors[0].file}, {errors[0].unit} {errors[0].line:,}: {_sentence(errors[0].message)} {_ADVICE}"
+            )
+        if isinstance(allowed, int) and len(errors) > allowed:
+            raise _too_many(errors[allowed], f"{len(errors):,} bad records", f"{allowed:,}")
+
+    def _check_unchanged(self) -> None:
+        for file in self._plan.files:
+            try:
+                file.check_unchanged(Path(file.path).stat())
+            except OSError as error:
+                raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
+
+    def _check_inputs(self) -> None:
+        self._check_unchanged()
+        state = self._ledger.state
+        allowed, lines = self._plan.options.errors.max_errors, state.all_lines - state.blank_lines
+        if isinstance(allowed, float) and len(state.errors) > allowed * lines:
+            share = f"{len(state.errors):,} bad records of {lines:,} ({len(state.errors) / lines:.2%})"
+            raise _too_many(state.errors[-1], share, f"{allowed:.2%}")
+        if state.kept == 0:
+            raise _NoOutputError(_no_documents(self._plan, state))
+        if self._ledger.tokens == 0:
+            fields = ", ".join(map(repr, self._plan.options.records.fields))
+            raise _NoOutputError(
+                f"no tokens: all {state.kept:,} documents are empty (field {fields}). Nothing was written."
+            )
+
+    def _report(self, progress: Progress | None) -> None:
+        state = self._ledger.state
+        if self._state.phase == "sort":
+            sizes = self._state.bucket_sizes
+            self._on_progress(
+                TextProgress(
+                    phase="sort",
+                    input_bytes=sum(sizes[: self._state.turn]),
+                    total_bytes=sum(sizes),
+                    documents=state.kept,
+                    tokens=self._ledger.tokens,
+                )
+            )
+            return
+        if progress is not None:
+            self._underway[progress.turn] = progress
+        underway = [task for turn, task in self._underway.items() if turn >= self._state.turn]
+        self._on_progress(
+            TextProgress(
+                input_bytes=min(state.input_bytes + sum(task.input_bytes for task in underway), self._plan.total_bytes),
+                total_bytes=self._plan.total_bytes,
+                documents=state.kept + sum(task.documents for task in underway),
+                tokens=self._ledger.tokens + sum(task.tokens for task in underway),
+            )
+        )
+
+
+def _sentence(message: str) -> str:
+    return message if message.endswith((".", "?", "!")) else f"{message}."
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _continued(state: RunState) -> str:
+    where = f"{state.ledger.kept:,} documents are done" if state.phase == "encode" else "sorting had begun"
+    return f"continuing the unfinished run in this folder: {where}"
+
+
+def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
+    return InputError(
+        f"{found}, --max-errors allows {allowed}; the last one: {entry.file}, {entry.unit} {entry.line:,}: "
+        f"{_sentence(entry.message)} Nothing was written."
+    )
+
+
+def _no_documents(plan: RunPlan, state: LedgerState) -> str:
+    if state.documents or state.bad:
+        reasons = ", ".join(f"{name} {count:,}" for name, count in state.dropped.items())
+        return f"no documents are left of {state.documents + state.bad:,} records: {reasons}. Nothing was written."
+    return (
+        f"no documents: {len(plan.files):,} files with {state.blank_lines:,} lines, all of them blank. "
+        "Nothing was written."
+    )

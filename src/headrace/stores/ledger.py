@@ -1,0 +1,80 @@
+"""Where every document and every token of a run went; the sums must balance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+
+class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Documents: ``read == kept + sum(dropped.values())``.
+
+    Attributes:
+        read: documents found in the inputs.
+        kept: those in the outputs.
+        dropped: those left out, by reason.
+        empty: those of the kept that have no tokens.
+        blank_lines: lines of the inputs that hold nothing, and so no document.
+        text_bytes: bytes of UTF-8 text in the documents read.
+        with_special_tokens: those of the read whose text holds the name of a special token.
+    """
+
+    read: int
+    kept: int
+    dropped: dict[str, int] = {}
+    empty: int = 0
+    blank_lines: int = 0
+    text_bytes: int = 0
+    with_special_tokens: int = 0
+
+
+class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens of all keys: ``made == kept + sum(dropped.values()) + sum(truncated.values())``.
+
+    Attributes:
+        made: tokens that the texts became, with ``eod`` and ``bos``.
+        kept: those in the outputs.
+        eod: those of the made that were added to end a document.
+        bos: those of the made that were added to begin one.
+        dropped: those of documents that were left out, by reason.
+        truncated: those cut off documents that were kept, by reason.
+    """
+
+    made: int
+    kept: int
+    eod: int = 0
+    bos: int = 0
+    dropped: dict[str, int] = {}
+    truncated: dict[str, int] = {}
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where everything went; it must balance."""
+
+    documents: DocumentLedger
+    tokens: TokenLedger
+
+    def faults(self) -> Iterator[str]:
+        """What does not add up, in words."""
+        documents, tokens = self.documents, self.tokens
+        dropped = sum(documents.dropped.values())
+        if documents.read != documents.kept + dropped:
+            yield f"no balance: {documents.read} documents read, but {documents.kept} kept and {dropped} dropped"
+        dropped, truncated = sum(tokens.dropped.values()), sum(tokens.truncated.values())
+        if tokens.made != tokens.kept + dropped + truncated:
+            yield (
+                f"no balance: {tokens.made} tokens made, but {tokens.kept} kept, {dropped} dropped and {truncated}"
+                " truncated"
+            )
+        reasons = [*documents.dropped.values(), *tokens.dropped.values(), *tokens.truncated.values()]
+        if min([*_numbers(documents), *_numbers(tokens), *reasons]) < 0:
+            yield "the ledger has a negative count"
+        if documents.empty > documents.kept or documents.with_special_tokens > documents.read:
+            yield "the ledger counts more empty documents than it kept, or more with special tokens than it read"
+        if tokens.eod + tokens.bos > tokens.made:
+            yield f"the ledger counts {tokens.eod + tokens.bos} added tokens, more than the {tokens.made} made"
+
+
+def _numbers(ledger: msgspec.Struct) -> list[int]:
+    return [value for value in msgspec.structs.astuple(ledger) if isinstance(value, int)]

@@ -1,0 +1,189 @@
+"""Where each document of a prepared store comes from: input file, and line or row in it.
+
+A table in the folder ``provenance`` beside the manifest, of ``.npy`` files that `numpy.load` reads:
+
+    spans.npy     (num_spans, 5) int64      first document, documents, input file, first line, lines
+    skipped.npy   (num_skipped, 3) int64    span, line in the span, reason: each line that became no document
+    order.npy     (num_documents,) int64    of a shuffled store: the ordinal in the input of each document
+    ids.npy       (bytes,) uint8            the ids of all documents, UTF-8, in the order of the input
+    ids_ends.npy  (num_documents,) int64    where each ends
+    provenance.json                         number of documents, and the reasons that ``skipped`` counts
+
+A *span* is a range of lines of one file that was read in one go. The ordinal of a document is its number in the order
+of the input. Lines are counted from 0; so are rows of Parquet. Rows are in the order of the input.
+
+    a span of the lines 100 to 105, first document 40, whose lines 1 and 2 were skipped: 100 is document 40, 103 is 41
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from headrace.errors import StoreError
+from headrace.stores.arguments import positions
+from headrace.stores.provenance_files import (
+    ID_ENDS_NAME,
+    IDS_NAME,
+    INFO_NAME,
+    ORDER_NAME,
+    SKIPPED_COLUMNS,
+    SKIPPED_NAME,
+    SPAN_COLUMNS,
+    SPANS_NAME,
+    ProvenanceInfo,
+)
+from headrace.stores.store import IntArray, TokenArray
+
+
+class Provenance:
+    """Looks up where documents come from. Opened in O(1); the arrays are mapped, not read.
+
+    Documents are numbered as in the store: over all shards of a key, in the order of the manifest.
+
+    Args:
+        folder: the folder ``provenance`` of a prepared store.
+
+    Raises:
+        StoreError: a file is missing or is not what it should be.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        info = self._load_info()
+        self.num_documents = info.num_documents
+        self.reasons = info.reasons
+        self._spans = self._load(SPANS_NAME, "<i8", (None, SPAN_COLUMNS))
+        self._skipped = self._load(SKIPPED_NAME, "<i8", (None, SKIPPED_COLUMNS))
+        self._order = self._load_optional(ORDER_NAME, "<i8", (info.num_documents,))
+        self._id_ends = self._load_optional(ID_ENDS_NAME, "<i8", (info.num_documents,))
+        num_bytes = 0 if self._id_ends is None or not len(self._id_ends) else int(self._id_ends[-1])
+        self._ids = self._load(IDS_NAME, "|u1", (num_bytes,)) if self._id_ends is not None else None
+        covered = int(self._spans[-1, :2].sum()) if len(self._spans) else 0
+        if covered != self.num_documents:
+            raise StoreError(
+                f"{self.folder / SPANS_NAME}: leads to {covered:,} documents, {INFO_NAME} counts {self.num_documents:,}"
+            )
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the store has another order than the input."""
+        return self._order is not None
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether ids are stored."""
+        return self._ids is not None
+
+    def ordinals(self, documents: ArrayLike) -> IntArray:
+        """(n,) int64: the number of each document in the order of the input.
+
+        Raises:
+            IndexError: a document that is not there.
+        """
+        chosen = positions(documents, self.num_documents, "documents")
+        return chosen if self._order is None else np.asarray(self._order[chosen])
+
+    def locate(self, documents: ArrayLike) -> tuple[IntArray, IntArray]:
+        """Input file and line of documents. O(log spans + log skipped lines of the span) each.
+
+        Args:
+            documents: (n,) int64, in ``[0, num_documents)``.
+
+        Returns:
+            (n,) int64, the index into the inputs of the manifest, and (n,) int64, the line or row, counted from 0.
+
+        Raises:
+            IndexError: a document that is not there.
+            StoreError: the files contradict each other.
+        """
+        ordinals = self.ordinals(documents)
+        # A span without documents begins where the next one does; the last of those that begin there has them.
+        spans = np.searchsorted(self._spans[:, 0], ordinals, side="right") - 1
+        first_documents, _, files, first_lines, num_lines = self._spans[spans].T.reshape(SPAN_COLUMNS, -1)
+        within = ordinals - first_documents
+        lines = within + self._num_skipped_before(spans, within)
+        if ((lines < 0) | (lines >= num_lines)).any():
+            raise StoreError(f"{self.folder}: {SPANS_NAME} and {SKIPPED_NAME} contradict each other; one was changed")
+        return np.asarray(files), first_lines + lines
+
+    def ids(self, documents: ArrayLike) -> list[str]:
+        """The id of each document.
+
+        Raises:
+            IndexError: a document that is not there.
+            StoreError: no ids are stored, or they are damaged.
+        """
+        if self._ids is None or self._id_ends is None:
+            raise StoreError(f"{self.folder}: no ids are stored; they are when the run has --id-field")
+        found = []
+        for ordinal in self.ordinals(documents).tolist():
+            begin = int(self._id_ends[ordinal - 1]) if ordinal else 0
+            try:
+                found.append(self._ids[begin : int(self._id_ends[ordinal])].tobytes().decode())
+            except UnicodeDecodeError:
+                raise StoreError(f"{self.folder / IDS_NAME}: byte {begin}: not UTF-8; it was changed") from None
+        return found
+
+    def reason_counts(self) -> dict[str, int]:
+        """How many lines became no document, by reason. O(skipped lines)."""
+        codes = np.asarray(self._skipped[:, 2])
+        if codes.size and not 0 <= int(codes.min()) <= int(codes.max()) < len(self.reasons):
+            raise StoreError(
+                f"{self.folder / SKIPPED_NAME}: reason {int(codes.max())}, {INFO_NAME} has {len(self.reasons)} of them"
+            )
+        counts = np.bincount(codes, minlength=len(self.reasons))
+        return dict(zip(self.reasons, counts.tolist(), strict=True))
+
+    def _num_skipped_before(self, spans: IntArray, within: IntArray) -> IntArray:
+        """(n,) how many lines were skipped before document number ``within`` of each span.
+
+        The i-th skipped line of a span, s(i), has s(i) - i documents before it, which never falls with i. So those
+        with s(i) - i <= within come first: a bisection, for all documents at once.
+        """
+        rows, lines = self._skipped[:, 0], self._skipped[:, 1]
+        firsts = np.searchsorted(rows, spans)
+        begins, ends = firsts.copy(), np.searchsorted(rows, spans, side="right")
+        while True:
+            is_open = begins < ends
+            if not is_open.any():
+                return begins - firsts
+            middles = np.where(is_open, (begins + ends) >> 1, 0)
+            before = lines[middles] - (middles - firsts) <= within
+            begins = np.where(is_open & before, middles + 1, begins)
+            ends = np.where(is_open & ~before, middles, ends)
+
+    def _load_info(self) -> ProvenanceInfo:
+        path = self.folder / INFO_NAME
+        try:
+            info = msgspec.json.decode(path.read_bytes(), type=ProvenanceInfo)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path}: not a table of provenance: {error}") from error
+        if info.version != 1 or info.num_documents < 0:
+            raise StoreError(f"{path}: version {info.version} with {info.num_documents} documents is not known here")
+        return info
+
+    def _load(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> TokenArray:
+        path = self.folder / name
+        try:
+            array: TokenArray = np.load(path, mmap_mode="r", allow_pickle=False)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except (ValueError, EOFError) as error:
+            raise StoreError(f"{path}: not a whole .npy file: {error}") from error
+        is_as_wanted = array.ndim == len(shape) and all(
+            wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True)
+        )
+        if array.dtype != np.dtype(dtype) or not is_as_wanted or not array.flags.c_contiguous:
+            expected = "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
+            raise StoreError(f"{path}: {array.dtype} of shape {array.shape}, expected {np.dtype(dtype)} of {expected}")
+        return array.view(np.ndarray)
+
+    def _load_optional(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> TokenArray | None:
+        return self._load(name, dtype, shape) if (self.folder / name).exists() else None

@@ -1,0 +1,170 @@
+"""What the writers of all formats share: files that are complete together, and a state to continue from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.io import AtomicFile, commit
+from headrace.stores.token_file import LengthChunks, open_files
+from headrace.stores.written import Format, WriterState, WrittenShard
+
+
+class Writer(ABC):
+    """Writes one shard, whose files appear together at `finish`, or not at all; files of the same names are replaced.
+
+    An ordinary writer is a context manager that removes its temporary files unless `finish` was called. A *resumable*
+    one leaves them: whatever ends it, also SIGKILL and also within `finish`, a new writer with the same arguments and
+    the last `WriterState` goes on from there, and ends in the same bytes. It checks the bytes up to the state by their
+    hash (one pass) and cuts off what came later. Its temporary files have fixed names (``.<name>.partial``), so only
+    one such writer may be at work in a place.
+
+    The lengths wait on disk, 4 bytes a document and key, so memory does not depend on the number of documents.
+    """
+
+    format: ClassVar[Format]
+
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        dtypes: Mapping[str, np.dtype[Any]],
+        index: Path,
+        *,
+        state: WriterState | None,
+        resumable: bool,
+    ) -> None:
+        self._dtypes = dict(dtypes)
+        self._index = index
+        self._resumable = resumable or state is not None
+        self._is_open = True
+        self._files = open_files(
+            paths,
+            dtypes,
+            resumable=self._resumable,
+            state=state,
+            layout=self.format,
+            index=index,
+            lengths_in=self._lengths_in,
+        )
+
+    @property
+    def num_documents(self) -> int:
+        """Documents added so far."""
+        return next(iter(self._files.values())).num_documents
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens added so far, of all keys."""
+        return sum(file.num_tokens for file in self._files.values())
+
+    def checkpoint(self) -> WriterState:
+        """Bring all that was added to the disk, and return the state to continue from.
+
+        Raises:
+            ConfigError: the writer is not resumable, or no longer open.
+            OutputError: the system refuses.
+        """
+        self._check_resumable("checkpoint")
+        states = {}
+        for file in self._files.values():
+            states.update(file.flush())
+        return WriterState(
+            format=self.format,
+            num_documents=self.num_documents,
+            keys={key: file.info for key, file in self._files.items()},
+            files=states,
+        )
+
+    def suspend(self) -> None:
+        """Close all files and leave the temporary ones, for a writer with the last state.
+
+        Raises:
+            ConfigError: the writer is not resumable.
+        """
+        if self._is_open:
+            self._check_resumable("suspend")
+            self._close()
+
+    def finish(self) -> WrittenShard:
+        """Write the index, bring all files to the disk and give them their names.
+
+        Raises:
+            ConfigError: the writer is no longer open.
+            OutputError: the system refuses; nothing that opens as a store is left behind.
+        """
+        self._check_open("finish")
+        try:
+            index = AtomicFile(self._index, resumable=self._resumable)
+            try:
+                self._write_index(index)
+            except BaseException:
+                index.discard()
+                raise
+            data = [file.data for file in self._files.values()]
+            files = tuple(file.sum for file in [*data, index])
+            commit([*data, index], resumable=self._resumable)
+        except BaseException:
+            self._close() if self._resumable else self.discard()
+            raise
+        self.discard()  # the lengths: all else has its name
+        return WrittenShard(
+            format=self.format,
+            prefix=self.prefix,
+            num_documents=sum(file.num_documents for file in list(self._files.values())[:1]),
+            keys={key: file.info for key, file in self._files.items()},
+            contiguous=True,
+            files=files,
+        )
+
+    def discard(self) -> None:
+        """Remove the temporary files. Nothing happens after `finish` or `suspend`."""
+        if self._is_open:
+            self._is_open = False
+            for file in self._files.values():
+                file.discard()
+
+    @property
+    @abstractmethod
+    def prefix(self) -> str:
+        """What a manifest names the shard by."""
+
+    @abstractmethod
+    def _write_index(self, index: AtomicFile) -> None:
+        """Write the file that appears last."""
+
+    @abstractmethod
+    def _lengths_in(self, key: str) -> LengthChunks:
+        """The lengths of a key's documents in the index that is complete."""
+
+    def _check_open(self, action: str) -> None:
+        if not self._is_open:
+            raise ConfigError(f"{self.prefix}: the writer was finished, suspended or discarded; it cannot {action}")
+
+    def _check_resumable(self, action: str) -> None:
+        self._check_open(action)
+        if not self._resumable:
+            raise ConfigError(
+                f"{self.prefix}: cannot {action}: this writer leaves nothing; make it with resumable=True"
+            )
+
+    def _close(self) -> None:
+        self._is_open = False
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._resumable:
+            self.suspend()
+        else:
+            self.discard()

@@ -1,0 +1,82 @@
+"""``headrace prepare --dry-run``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.prepare import Estimate, estimate_text
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 MB, of which a dry run reads less than half; documents of 0 to 900 words."""
+    path = tmp_path_factory.mktemp("large") / "in.jsonl"
+    words = " ".join(f"w{number % 98}" for number in range(900)) + " "
+    lines = [json.dumps({"text": words[: 7 * (number * 61 % 503)]}) + "\n" for number in range(12_000)]
+    path.write_text("".join(lines))
+    return path
+
+
+def test_for_people(run: Any, large: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("prepare", large, "--tokenizer", tokenizer, "--dry-run", "-o", "out", "--min-chars", 50)
+    assert (result.exit_code, result.stderr) == (0, "")
+    patterns = [
+        r"dry run: nothing was written",
+        r"  input      1 file, 2\d\.\d MB",
+        r"  sample     [\d.]+ MB \([34]\d\.\d\d%\), [\d,]+ documents",
+        r"  documents  about 11,[789]\d\d",
+        r"  tokens     about [\d,]+ \(uint16\), most likely between [\d.]+ M and [\d.]+ M",
+        r"  time       about [\d.]+ s with \d workers?, tokenizers",
+        r"  output     about [\d.]+ MB, at most about [\d.]+ MB on the way",
+        r"  filters    of the sample \(min_chars \d+ dropped\)",
+    ]
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(patterns)
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(pattern, line), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json(run: Any, large: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("prepare", large, "--tokenizer", tokenizer, "--dry-run", "--json")
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert set(found) == set(Estimate.__struct_fields__)
+    again = estimate_text([large], tokenizer=tokenizer)
+    assert {name: found[name] for name in found if name != "seconds"} == {
+        name: getattr(again, name) for name in found if name != "seconds"
+    }
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_input_is_no_estimate(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(path.read_text() + "\n" for path in corpus.iterdir()) + "{}\n")
+    arguments = ["prepare", tmp_path / "in.jsonl", "--tokenizer", tokenizer, "--on-error", "skip"]
+    lines = run(*arguments, "--dry-run").stdout.splitlines()
+    made = json.loads(run(*arguments, "-o", tmp_path / "out", "--json").stdout)
+    assert "  sample     all of it" in lines
+    assert "  documents  100" in lines
+    assert f"  tokens     {made['tokens']:,} (uint16)" in lines
+    assert lines[-1].startswith(f"  errors     1 bad record in the sample: {tmp_path / 'in.jsonl'}: no field 'text'")
+
+
+def test_the_library_that_encodes_is_another(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = dict.fromkeys(Estimate.__struct_fields__, 0)
+    words = {
+        "first_error": "",
+        "dtype": "int32",
+        "backend": "tokenizers",
+        "fallback": "gigatoken differs",
+        "dropped": {},
+    }
+    estimate = Estimate(**{**numbers, **words, "is_exact": False})
+    monkeypatch.setattr("headrace.prepare.estimate_text", lambda *inputs, **options: estimate)
+    lines = run("prepare", "in.jsonl", "--tokenizer", "t", "--dry-run").stdout.splitlines()
+    assert lines[-1] == "  backend    tokenizers, since gigatoken differs"

@@ -1,0 +1,77 @@
+"""Shards are cut by documents alone, whatever the pieces and the interruptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace
+from headrace.prepare.store_output import OutputState, StoreOutput
+
+KEYS = ("text", "title")
+
+
+def open_output(folder: Path, layout: Any, shard_tokens: int | None, state: OutputState) -> StoreOutput:
+    return StoreOutput(
+        folder, layout=layout, keys=KEYS, dtype=np.dtype("uint16"), shard_tokens=shard_tokens, state=state
+    )
+
+
+def rows_of(lengths: list[tuple[int, int]], first: int) -> list[tuple[Any, Any]]:
+    return [
+        (
+            np.concatenate([np.full(pair[key], first + at, np.uint16) for at, pair in enumerate(lengths)] or [[]]),
+            np.array([pair[key] for pair in lengths], np.int64),
+        )
+        for key in range(2)
+    ]
+
+
+@pytest.mark.parametrize("layout", ["indexed", "keyed"])
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=25),
+    shard_tokens=st.none() | st.integers(1, 40),
+    steps=st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["go on", "checkpoint", "die"])), max_size=12),
+)
+def test_shards(
+    tmp_path_factory: pytest.TempPathFactory,
+    layout: str,
+    lengths: list[tuple[int, int]],
+    shard_tokens: int | None,
+    steps: list[tuple[int, str]],
+) -> None:
+    folder = tmp_path_factory.mktemp("shards")
+    output = open_output(folder, layout, shard_tokens, OutputState())
+    first = 0
+    for count, what in [*steps, (len(lengths), "go on")]:
+        last = min(first + count, len(lengths))
+        output.add(rows_of(lengths[first:last], first))
+        first = last
+        if what != "go on":
+            state = output.checkpoint()
+        if what == "die":
+            # What comes after the last checkpoint is made again.
+            if first < len(lengths):
+                output.add(rows_of(lengths[first : first + 1], first))
+            output.suspend()
+            output = open_output(folder, layout, shard_tokens, state)
+    shards = output.finish()
+    wanted: list[list[int]] = [[]]
+    for index, pair in enumerate(lengths):
+        size = sum(sum(lengths[one]) for one in wanted[-1])
+        if shard_tokens is not None and wanted[-1] and size + sum(pair) > shard_tokens:
+            wanted.append([])
+        wanted[-1].append(index)
+    assert [written[0].num_documents for written in shards] == list(map(len, wanted))
+    for written, documents in zip(shards, wanted, strict=True):
+        for key in range(2):
+            with headrace.open(written[key].prefix if layout == "indexed" else written[0].prefix) as store:
+                name = "tokens" if layout == "indexed" else KEYS[key]
+                found = [store.document(at, name).tolist() for at in range(len(store))]
+            assert found == [[index] * lengths[index][key] for index in documents]

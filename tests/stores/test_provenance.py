@@ -1,0 +1,423 @@
+"""Every document leads back to its line: against a plain model, and however often the writing was interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counts import cases
+from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
+from headrace.io import file_sum
+from headrace.stores import Provenance, ProvenanceState, ProvenanceWriter, provenance_files
+from headrace.stores.provenance_writer import MAX_REASONS
+
+REASONS = ["blank", "bad", "min_chars", "filter:not English", "duplicate"]
+FILES = ["ids.npy", "ids_ends.npy", "order.npy", "provenance.json", "skipped.npy", "spans.npy"]
+
+
+class Model(NamedTuple):
+    """What a run met: spans of lines, each line a document ("") or the reason why it is none; and the order."""
+
+    spans: list[tuple[int, list[str]]]
+    order: list[int] | None
+    ids: list[str] | None
+
+    def places(self) -> list[tuple[int, int]]:
+        """File and line of each document, in the order of the store."""
+        found = []
+        reached: Counter[int] = Counter()
+        for file, lines in self.spans:
+            found += [(file, reached[file] + line) for line, reason in enumerate(lines) if not reason]
+            reached[file] += len(lines)
+        return found if self.order is None else [found[ordinal] for ordinal in self.order]
+
+    def names(self) -> list[str]:
+        """The id of each document, in the order of the store."""
+        ids = self.ids or []
+        return ids if self.order is None else [ids[ordinal] for ordinal in self.order]
+
+    def open(self, folder: Path, state: ProvenanceState | None = None) -> ProvenanceWriter:
+        return ProvenanceWriter(folder, with_order=self.order is not None, with_ids=self.ids is not None, state=state)
+
+    def steps(self) -> list[Any]:
+        """The calls that write it, a step each."""
+        steps: list[Any] = []
+        reached: Counter[int] = Counter()
+        first = 0
+        for file, lines in self.spans:
+            skipped = [line for line, reason in enumerate(lines) if reason]
+            count = len(lines) - len(skipped)
+            reasons = [reason for reason in lines if reason]
+            span = (first, count, file, reached[file], len(lines), np.array(skipped, np.int64), reasons)
+            ids = None if self.ids is None else self.ids[first : first + count]
+            steps.append(lambda writer, span=span, ids=ids: (writer.add_span(*span), ids and writer.add_ids(ids)))
+            reached[file] += len(lines)
+            first += count
+        for at in range(0, len(self.order or ()), 3):
+            part = np.array(self.order[at : at + 3], np.int64)
+            steps.append(lambda writer, part=part: writer.add_order(part))
+        return steps
+
+    def write(self, folder: Path) -> tuple[Any, ...]:
+        writer = self.open(folder)
+        for step in self.steps():
+            step(writer)
+        return writer.finish()
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    line = st.sampled_from(["", "", "", *REASONS])
+    spans = draw(st.lists(st.tuples(st.integers(0, 3), st.lists(line, max_size=12)), max_size=8))
+    spans.sort(key=lambda span: span[0])
+    count = sum(not reason for _, lines in spans for reason in lines)
+    order = draw(st.none() | st.permutations(range(count)))
+    ids = draw(st.none() | st.lists(st.text(max_size=5), min_size=count, max_size=count))
+    return Model(spans, order, ids)
+
+
+SMALL = Model([(0, ["", "blank", "bad", ""]), (0, []), (2, ["duplicate"]), (2, ["", ""])], [2, 0, 3, 1], list("abcd"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@given(model=models())
+@settings(max_examples=cases(60, 2000), deadline=None)
+def test_leads_back(model: Model, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("table") / "provenance"
+    sums = model.write(folder)
+    assert sums == tuple(file_sum(path) for path in sorted(folder.iterdir()))
+    provenance = Provenance(folder)
+    places = model.places()
+    everything = np.arange(len(places))
+    files, lines = provenance.locate(everything)
+    assert list(zip(files.tolist(), lines.tolist(), strict=True)) == places
+    backwards = provenance.locate(everything[::-1])
+    assert (backwards[0].tolist(), backwards[1].tolist()) == (files.tolist()[::-1], lines.tolist()[::-1])
+    assert provenance.num_documents == len(places)
+    assert provenance.ordinals(everything).tolist() == (model.order or everything.tolist())
+    counts = Counter(reason for _, lines in model.spans for reason in lines if reason)
+    assert provenance.reason_counts() == counts
+    assert (provenance.is_shuffled, provenance.has_ids) == (model.order is not None, model.ids is not None)
+    if model.ids is not None:
+        assert provenance.ids(everything) == model.names()
+
+
+@given(model=models(), data=st.data())
+@settings(max_examples=cases(60, 2000), deadline=None)
+def test_interrupted_anywhere(model: Model, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = tmp_path_factory.mktemp("table")
+    model.write(base / "whole")
+    steps = model.steps()
+    writer = model.open(base / "cut")
+    checkpoint, done, at = None, 0, 0
+    for action in [*data.draw(st.lists(st.sampled_from(["step", "checkpoint", "die", "finish"]), max_size=12)), "end"]:
+        if action == "checkpoint":
+            checkpoint, done = writer.checkpoint(), at
+            checkpoint = msgspec.msgpack.decode(msgspec.msgpack.encode(checkpoint), type=ProvenanceState)
+        elif action == "step" and at < len(steps):
+            steps[at](writer)
+            at += 1
+        elif action == "die" or (action == "finish" and at == len(steps)):
+            # What is in buffers reaches the disk or not; both must do.
+            if action == "finish":
+                writer.finish()
+            elif data.draw(st.booleans()):
+                writer.checkpoint()
+            writer.suspend()
+            writer, at = model.open(base / "cut", checkpoint), done
+            assert not (base / "cut" / "provenance.json").exists()
+    for step in steps[at:]:
+        step(writer)
+    assert writer.finish() == writer.finish()
+    assert contents(base / "cut") == contents(base / "whole")
+
+
+@pytest.mark.parametrize("call", ["open", "pwrite", "fsync", "rename", "write", "ftruncate"])
+def test_dies_at_any_call(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The n-th system call fails, for every n, and the run begins again from the last checkpoint."""
+    SMALL.write(tmp_path / "whole")
+    owner = Path if call == "rename" else os
+    real = getattr(owner, call)
+    for n in range(1000):
+        folder = tmp_path / f"{n}"
+        left = n
+
+        def fail(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(28, "No space left on device")
+            return real(*arguments, **keywords)
+
+        state = None
+        done = 0
+        steps = SMALL.steps()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, call, fail)
+            with contextlib.suppress(OutputError):
+                writer = SMALL.open(folder)
+                for at, step in enumerate(steps):
+                    step(writer)
+                    if at == 2:
+                        state, done = writer.checkpoint(), at + 1
+                writer.finish()
+        survived = left >= 0
+        if not survived:
+            # It comes last: where only the sync of the folder failed, all is there.
+            if (folder / "provenance.json").exists():
+                assert contents(folder) == contents(tmp_path / "whole")
+            writer = SMALL.open(folder, state)
+            for step in steps[done:]:
+                step(writer)
+            writer.finish()
+        assert contents(folder) == contents(tmp_path / "whole")
+        if survived:
+            break
+    assert 0 < n < 1000
+
+
+def test_the_files_are_as_numpy_writes_them(tmp_path: Path) -> None:
+    SMALL.write(tmp_path / "provenance")
+    wanted = {
+        "spans.npy": np.array([[0, 2, 0, 0, 4], [2, 0, 0, 4, 0], [2, 0, 2, 0, 1], [2, 2, 2, 1, 2]]),
+        "skipped.npy": np.array([[0, 1, 0], [0, 2, 1], [2, 0, 2]]),
+        "order.npy": np.array([2, 0, 3, 1]),
+        "ids.npy": np.frombuffer(b"abcd", np.uint8),
+        "ids_ends.npy": np.array([1, 2, 3, 4]),
+    }
+    for name, array in wanted.items():
+        np.save(tmp_path / name, array)
+        assert (tmp_path / "provenance" / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    info = msgspec.json.decode((tmp_path / "provenance" / "provenance.json").read_bytes())
+    assert info == {"version": 1, "num_documents": 4, "reasons": ["blank", "bad", "duplicate"]}
+    assert sorted(contents(tmp_path / "provenance")) == FILES
+
+
+def test_the_worked_example(tmp_path: Path) -> None:
+    lines = ["", "min_chars", "min_chars", "", "", ""]
+    Model([(0, [""] * 40), (0, ["blank"] * 60), (0, lines)], None, None).write(tmp_path)
+    assert Provenance(tmp_path).locate([40, 41])[1].tolist() == [100, 103]
+
+
+def test_large_numbers(tmp_path: Path) -> None:
+    """Lines and ordinals beyond 2^31, and a span with many skipped lines."""
+    writer = ProvenanceWriter(tmp_path, with_order=False, with_ids=False)
+    big = 3 << 31
+    writer.add_span(0, big, 0, 0, big, np.zeros(0, np.int64), [])
+    skipped = np.arange(0, 200_000, 2)
+    writer.add_span(big, 100_000, 1, big, 200_000, skipped, ["blank"] * len(skipped))
+    writer.finish()
+    files, lines = Provenance(tmp_path).locate(np.array([big - 1, big, big + 99_999, big + 5]))
+    assert files.tolist() == [0, 1, 1, 1]
+    assert lines.tolist() == [big - 1, big + 1, big + 199_999, big + 11]
+
+
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance_files, "_BUFFER_BYTES", 64)
+    writer = ProvenanceWriter(tmp_path, with_order=True, with_ids=False)
+    writer.add_span(0, 1000, 0, 0, 1000, np.zeros(0, np.int64), [])
+    writer.add_order(np.arange(1000))
+    assert (tmp_path / ".order.npy.partial").stat().st_size == 128 + 8000
+
+
+def test_nothing_opens_before_the_end(tmp_path: Path) -> None:
+    writer = SMALL.open(tmp_path)
+    for step in SMALL.steps():
+        step(writer)
+    writer.checkpoint()
+    names = [".spans.npy.partial", ".skipped.npy.partial", ".order.npy.partial", ".ids.npy.partial"]
+    assert sorted(contents(tmp_path)) == sorted([*names, ".ids_ends.npy.partial"])
+    for name in names:
+        with pytest.raises(ValueError, match="pickle"):
+            np.load(tmp_path / name)
+    with pytest.raises(StoreError, match=r"provenance\.json: cannot be read: No such file"):
+        Provenance(tmp_path)
+
+
+def test_what_was_finished_is_taken_up_again(tmp_path: Path) -> None:
+    """A run that died after `finish`, and before it said so."""
+    writer = SMALL.open(tmp_path)
+    for step in SMALL.steps():
+        step(writer)
+    state = writer.checkpoint()
+    writer.finish()
+    whole = contents(tmp_path)
+    writer = SMALL.open(tmp_path, state)
+    assert all(name.endswith(".partial") and not any(data[:128]) for name, data in contents(tmp_path).items())
+    writer.finish()
+    assert contents(tmp_path) == whole
+
+
+def test_a_disk_that_takes_little_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SMALL.write(tmp_path / "whole")
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))
+    SMALL.write(tmp_path / "slow")
+    assert contents(tmp_path / "slow") == contents(tmp_path / "whole")
+
+
+def test_a_writer_without_state_begins_anew(tmp_path: Path) -> None:
+    SMALL.write(tmp_path / "a")
+    other = Model([(5, ["", "duplicate"])], [0], ["xyz"])
+    other.open(tmp_path / "a").suspend()
+    assert all(name.endswith(".partial") for name in contents(tmp_path / "a"))
+    other.write(tmp_path / "a")
+    other.write(tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_less_than_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    writer = SMALL.open(tmp_path)
+    SMALL.steps()[0](writer)
+    state = writer.checkpoint()
+    writer.suspend()
+    path = tmp_path / ".spans.npy.partial"
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(StoreError, match=r"has 167 bytes, the last checkpoint 168; it was cut short"):
+        SMALL.open(tmp_path, state)
+    path.unlink()
+    with pytest.raises(StoreError, match=r"spans\.npy\.partial: missing since the last checkpoint"):
+        SMALL.open(tmp_path, state)
+
+
+def test_the_state_of_another_kind_of_run_is_refused(tmp_path: Path) -> None:
+    state = Model([], None, None).open(tmp_path).checkpoint()
+    with pytest.raises(StoreError, match=r"writes skipped\.npy, spans\.npy, this one writes ids\.npy"):
+        SMALL.open(tmp_path, state)
+
+
+@pytest.mark.parametrize(
+    ("span", "message"),
+    [
+        ((0, 2, 0, 0, 4, [1], ["bad"]), "4 lines, 2 documents from 0 on after 0, 1 skipped lines with 1 reasons"),
+        ((0, 3, 0, 0, 4, [1], []), "1 skipped lines with 0 reasons"),
+        ((0, 2, 0, 0, 4, [2, 1], ["bad", "bad"]), "does not balance"),
+        ((0, 2, 0, 0, 4, [1, 1], ["bad", "bad"]), "does not balance"),
+        ((0, 3, 0, 0, 4, [4], ["bad"]), "does not balance"),
+        ((0, 3, 0, 0, 4, [-1], ["bad"]), "does not balance"),
+        ((1, 4, 0, 0, 4, [], []), "input 0, line 1, does not balance: 4 lines, 4 documents from 1 on after 0"),
+    ],
+)
+def test_a_lost_line_is_noticed(span: tuple[Any, ...], message: str, tmp_path: Path) -> None:
+    writer = ProvenanceWriter(tmp_path, with_order=False, with_ids=False)
+    with pytest.raises(HeadraceError, match=message):
+        writer.add_span(*span[:5], np.array(span[5], np.int64), span[6])
+    writer.add_span(0, 4, 0, 0, 4, np.zeros(0, np.int64), [])
+
+
+def test_a_lost_document_is_noticed(tmp_path: Path) -> None:
+    writer = ProvenanceWriter(tmp_path, with_order=True, with_ids=True)
+    writer.add_span(0, 2, 0, 0, 2, np.zeros(0, np.int64), [])
+    writer.add_ids(["a"])
+    for wrong in ([2], [-1]):
+        with pytest.raises(HeadraceError, match="there are 2 documents"):
+            writer.add_order(np.array(wrong))
+    writer.add_order(np.array([0]))
+    with pytest.raises(HeadraceError, match=r"order\.npy: 1 entries for 2 documents"):
+        writer.finish()
+    writer.add_order(np.array([1]))
+    with pytest.raises(HeadraceError, match=r"ids_ends\.npy: 1 entries for 2 documents"):
+        writer.finish()
+    writer.add_ids(["b"])
+    writer.finish()
+
+
+def test_too_many_reasons(tmp_path: Path) -> None:
+    writer = ProvenanceWriter(tmp_path, with_order=False, with_ids=False)
+    reasons = [f"filter:{number}" for number in range(MAX_REASONS)]
+    writer.add_span(0, 0, 0, 0, MAX_REASONS, np.arange(MAX_REASONS), reasons)
+    with pytest.raises(ConfigError, match="more than 1,000 different reasons, 'filter:x' is one more"):
+        writer.add_span(0, 0, 0, MAX_REASONS, 1, np.array([0]), ["filter:x"])
+
+
+def test_documents_that_are_not_there(tmp_path: Path) -> None:
+    SMALL.write(tmp_path)
+    provenance = Provenance(tmp_path)
+    for wrong in (4, -1):
+        with pytest.raises(IndexError, match=f"documents: {wrong} is out of range; 4 are allowed"):
+            provenance.locate([0, wrong])
+        with pytest.raises(IndexError, match=f"documents: {wrong} is out of range"):
+            provenance.ids([wrong])
+
+
+def test_no_ids(tmp_path: Path) -> None:
+    Model([(0, [""])], None, None).write(tmp_path)
+    with pytest.raises(StoreError, match="no ids are stored; they are when the run has --id-field"):
+        Provenance(tmp_path).ids([0])
+
+
+def test_nothing_at_all(tmp_path: Path) -> None:
+    Model([], None, None).write(tmp_path)
+    provenance = Provenance(tmp_path)
+    assert [array.shape for array in provenance.locate([])] == [(0,), (0,)]
+    assert provenance.reason_counts() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("spans.npy", None, "spans.npy: cannot be read: No such file"),
+        ("spans.npy", b"", "spans.npy: not a whole .npy file"),
+        ("spans.npy", b"\x93NUMPY\x01\x00", "spans.npy: not a whole .npy file"),
+        ("skipped.npy", -1, "skipped.npy: not a whole .npy file"),
+        (
+            "skipped.npy",
+            np.zeros((3, 2), np.int64),
+            r"skipped.npy: int64 of shape \(3, 2\), expected int64 of \(any, 3\)",
+        ),
+        ("order.npy", np.zeros(5, np.int64), r"order.npy: int64 of shape \(5,\), expected int64 of \(4\)"),
+        ("order.npy", np.zeros(4, np.float64), "order.npy: float64 of shape"),
+        ("order.npy", np.array([None] * 4), "order.npy: not a whole .npy file"),
+        ("spans.npy", np.asfortranarray(np.zeros((4, 5), np.int64)), "spans.npy: int64 of shape"),
+        ("spans.npy", np.zeros((0, 5), np.int64), "spans.npy: leads to 0 documents, provenance.json counts 4"),
+        ("ids.npy", np.zeros(3, np.uint8), "ids.npy: uint8 of shape"),
+        ("ids.npy", None, "ids.npy: cannot be read: No such file"),
+        ("provenance.json", b"{}", "provenance.json: not a table of provenance: .*version"),
+        ("provenance.json", b"\xff", "provenance.json: not a table of provenance"),
+        ("provenance.json", b'{"version":2,"num_documents":4,"reasons":[]}', "version 2 with 4 documents is not known"),
+        ("provenance.json", b'{"version":1,"num_documents":-4,"reasons":[]}', "-4 documents is not known"),
+    ],
+)
+def test_damaged_files(name: str, content: Any, message: str, tmp_path: Path) -> None:
+    SMALL.write(tmp_path)
+    path = tmp_path / name
+    if content is None:
+        path.unlink()
+    elif isinstance(content, int):
+        os.truncate(path, path.stat().st_size + content)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    with pytest.raises(StoreError, match=message) as caught:
+        Provenance(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "ask", "message"),
+    [
+        ("skipped.npy", [[0, 1, 0], [0, 2, 3]], "reason_counts", "reason 3, provenance.json has 3 of them"),
+        ("skipped.npy", [[3, 0, 0], [3, 1, 0]], "locate", "spans.npy and skipped.npy contradict each other"),
+        ("ids.npy", [255, 255, 255, 255], "ids", "ids.npy: byte 2: not UTF-8"),
+        ("order.npy", [4, 0, 3, 1], "locate", "contradict"),
+    ],
+)
+def test_damage_that_is_found_in_use(name: str, array: Any, ask: str, message: str, tmp_path: Path) -> None:
+    SMALL.write(tmp_path)
+    np.save(tmp_path / name, np.array(array, np.uint8 if name == "ids.npy" else np.int64))
+    provenance = Provenance(tmp_path)
+    with pytest.raises(StoreError, match=message):
+        provenance.reason_counts() if ask == "reason_counts" else getattr(provenance, ask)(np.arange(4))
