@@ -103,7 +103,8 @@ def test_a_small_input_is_read_whole(
     # All but the manifest and some headers grows with the documents.
     growing = (".bin", ".idx", "meta.json", "order.npy")
     output_bytes = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.name.endswith(growing))
-    slack = 4 * documents.kept if options.output.format == "keyed" else 0  # numbers as text are longer and shorter
+    # Empty documents take 12 bytes less; numbers as text are longer and shorter.
+    slack = 4 * documents.kept if options.output.format == "keyed" else 12 * documents.empty
     assert abs(estimate.output_bytes - output_bytes) <= 200 + slack
 
 

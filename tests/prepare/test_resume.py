@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -309,9 +310,16 @@ def test_another_tokeniser_is_refused(unfinished: Path) -> None:
         continued(unfinished)
 
 
-def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path) -> None:
+def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it discards the old run, there is none, or it is whole."""
     shutil.copytree(unfinished / "out", tmp_path / "before")
+    real_scandir = os.scandir
+
+    def in_order(path: Any) -> Any:  # the table of origins before run.json, if nobody takes care
+        found = real_scandir(path)
+        return sorted(found, key=lambda entry: entry.name) if path == unfinished / "out" / WORK_NAME else found
+
+    monkeypatch.setattr(os, "scandir", in_order)
     for moment in range(0, 60, cases(3, 1)):
         shutil.rmtree(unfinished / "out")
         shutil.copytree(tmp_path / "before", unfinished / "out")
