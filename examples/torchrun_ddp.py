@@ -50,6 +50,7 @@ def main() -> None:
         optimizer.zero_grad()
         step = loader.step
     print(f"rank {ranks.rank} of {ranks.world_size}: {len(loader)} micro-batches in {step} steps")
+    dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
 
 

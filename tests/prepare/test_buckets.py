@@ -28,9 +28,9 @@ Document = tuple[int, int, list[list[int]]]
 """Order hash, ordinal, and the tokens of each key."""
 
 
-@given(size=st.integers(0, 1 << 50))
-def test_the_number_of_buckets(size: int) -> None:
-    count = choose_num_buckets(size)
+@given(size=st.integers(0, 1 << 50), num_workers=st.integers(1, 64))
+def test_the_number_of_buckets(size: int, num_workers: int) -> None:
+    count = choose_num_buckets(size, num_workers)
     assert count.bit_count() == 1
     assert 1 <= count <= MAX_BUCKETS
     if size > MAX_BUCKETS * MAX_BUCKET_BYTES:
@@ -42,8 +42,9 @@ def test_the_number_of_buckets(size: int) -> None:
 
 def test_some_numbers_of_buckets() -> None:
     sizes = (0, MIN_BUCKET_BYTES, MIN_BUCKET_BYTES + 1, 512 * MIN_BUCKET_BYTES, 512 * MAX_BUCKET_BYTES)
-    assert [choose_num_buckets(size) for size in sizes] == [1, 1, 2, 512, 512]
-    assert choose_num_buckets(513 * MAX_BUCKET_BYTES) == 1024
+    assert [choose_num_buckets(size, 16) for size in sizes] == [1, 1, 2, 512, 512]
+    assert [choose_num_buckets(size, 1) for size in sizes] == [1, 1, 2, 64, 512]
+    assert choose_num_buckets(513 * MAX_BUCKET_BYTES, 16) == 1024
 
 
 def make_documents(seed: int, count: int, num_keys: int) -> list[Document]:

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ import faults
 import headrace
 from counts import FULL, cases
 from headrace.errors import HeadraceError, OutputError, StoreError
-from headrace.prepare import ErrorOptions, FilterSpec, OutputOptions, RecordOptions, TextOptions, TokenOptions
+from headrace.prepare import (
+    ErrorOptions,
+    FilterSpec,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TokenOptions,
+    output_folder,
+)
 from headrace.prepare.output_folder import WORK_NAME, OutputFolder
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
@@ -177,18 +186,17 @@ def test_killed_again_and_again(runs: Runs, tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", ["shuffled", "keyed"])
 def test_an_interrupt_at_any_change_loses_no_checkpoint(runs: Runs, tmp_path: Path, case: str) -> None:
-    """Unlike a kill it is seen by all that cleans up."""
+    """Unlike a kill all that cleans up sees it; ``names`` are where a file has its name, and the folder is synced."""
     wanted, output = runs.wanted(case), tmp_path / "out"
     work = output / WORK_NAME
     moments = faults.list_changes(runs.action(case, tmp_path / "count", 2))
-    # Where a file has got its name, and the folder is synced.
     names = [
         moment + 1 for moment, kind in enumerate(moments[:-1]) if (kind, moments[moment + 1]) == ("rename", "fsync")
     ]
     chance = random.Random(case)
     for moment in sorted({*chance.sample(names, cases(12, 30)), *chance.sample(range(len(moments)), cases(8, 100))}):
         had_state: list[bool] = []
-        note = functools.partial(_note_state, work, had_state)
+        note = functools.partial(lambda had: had.append((work / "state").exists()), had_state)
         with faults.interrupted(moment, note):
             runs.action(case, output, 2)()
         if had_state == [True]:
@@ -235,10 +243,6 @@ def test_an_overwrite_that_is_killed_never_mixes_old_and_new(runs: Runs, tmp_pat
             assert all((output / name).read_bytes() == data for name, data in old.items())
             runs.action(case, output, 1, overwrite=True)()
         assert faults.content(output) == new, moment
-
-
-def _note_state(work: Path, notes: list[bool]) -> None:
-    notes.append((work / "state").exists())
 
 
 def _chosen(moments: int, chance: random.Random, count: int) -> list[int]:
@@ -313,13 +317,9 @@ def test_another_tokeniser_is_refused(unfinished: Path) -> None:
 def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it discards the old run, there is none, or it is whole."""
     shutil.copytree(unfinished / "out", tmp_path / "before")
-    real_scandir = os.scandir
-
-    def in_order(path: Any) -> Any:  # the table of origins before run.json, if nobody takes care
-        found = real_scandir(path)
-        return sorted(found, key=lambda entry: entry.name) if path == unfinished / "out" / WORK_NAME else found
-
-    monkeypatch.setattr(os, "scandir", in_order)
+    # The table of origins goes before run.json, if nobody takes care.
+    in_order = lambda path: sorted(os.scandir(path), key=lambda entry: entry.name)  # noqa: E731
+    monkeypatch.setattr(output_folder, "os", types.SimpleNamespace(**{**vars(os), "scandir": in_order}))
     for moment in range(0, 60, cases(3, 1)):
         shutil.rmtree(unfinished / "out")
         shutil.copytree(tmp_path / "before", unfinished / "out")

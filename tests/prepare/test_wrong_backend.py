@@ -46,12 +46,17 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def wrong_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture
+def small_run() -> Iterator[None]:
     with faults.small_run():
-        monkeypatch.setitem(proof.CANDIDATES, NAME, Wrong)
-        monkeypatch.setattr(documents, "SAMPLE_ONE_IN", 8)
         yield
+
+
+@pytest.fixture(autouse=True)
+def wrong_backend(small_run: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is patched here and in the tests is undone before the small run is."""
+    monkeypatch.setitem(proof.CANDIDATES, NAME, Wrong)
+    monkeypatch.setattr(documents, "SAMPLE_ONE_IN", 8)
 
 
 @pytest.fixture

@@ -30,13 +30,15 @@ from headrace.prepare.ragged import IntArray, take_rows
 MIN_BUCKET_BYTES = 256 << 10
 MAX_BUCKET_BYTES = 64 << 20
 MAX_BUCKETS = 1 << 15
-_FINENESS = 512
-"""Buckets that a run has where their size is within the limits: what is in flight then is a small part of the whole."""
+BUCKETS_PER_WORKER = 32
+"""Buckets that a run has where their size is within the limits: each worker sorts one at a time, and what is in flight
+is a small part of the whole."""
 
 
-def choose_num_buckets(output_bytes: int) -> int:
-    """Number of buckets, a power of two, for an output of about this size."""
-    size = min(max(output_bytes // _FINENESS, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
+def choose_num_buckets(output_bytes: int, num_workers: int) -> int:
+    """Number of buckets, a power of two, for an output of about this size. It changes no byte of the output."""
+    fineness = BUCKETS_PER_WORKER * max(num_workers, 2)
+    size = min(max(output_bytes // fineness, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
     wanted = max(-(-output_bytes // size), 1)
     return min(1 << (wanted - 1).bit_length(), MAX_BUCKETS)
 

@@ -71,10 +71,10 @@ def forecast_disk(plan: RunPlan, tasks: Tasks, *, documents: int, tokens: int, w
     waiting = min(ahead + 3 * min(largest, PIECE_BYTES) + plan.pending_bytes, pieces)
     peak = output + waiting
     if plan.is_shuffled:
-        num_buckets = choose_num_buckets(plan.output_bytes)
+        num_buckets = choose_num_buckets(plan.output_bytes, workers)
         frames = min(documents, tasks.count * num_buckets)
         buckets = token_bytes + documents * (SORT_BYTES + 4 * num_keys) + frames * 8 * (3 + 2 * num_keys)
-        sorted_bytes = min(2 * buckets / num_buckets + plan.pending_bytes, buckets)
+        sorted_bytes = min((workers + 2) * buckets / num_buckets + plan.pending_bytes, buckets)
         peak = max(buckets + waiting, max(buckets, output) + sorted_bytes)
     return Disk(output, round(peak))
 

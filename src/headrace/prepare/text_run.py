@@ -52,6 +52,7 @@ class TextRun:
         self._work = folder.work
         self._on_progress = on_progress
         self._on_notice = on_notice
+        self._num_workers = plan.options.workers or usable_cores()
         self._underway: dict[int, Progress] = {}
 
     def run(self) -> tuple[Manifest, dict[str, str]]:
@@ -62,7 +63,7 @@ class TextRun:
             ledger = LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
             state = RunState(ledger=ledger)
             if self._plan.is_shuffled:
-                state.num_buckets = choose_num_buckets(self._plan.output_bytes)
+                state.num_buckets = choose_num_buckets(self._plan.output_bytes, self._num_workers)
         else:
             self._on_notice(_continued(state))
         self._take_from(state)
@@ -167,8 +168,7 @@ class TextRun:
     ) -> Iterator[PieceDone | HashDone]:
         ready = list(self._ready(folder))
         num_tasks = len({order.turn for order in orders if order.turn >= 0} - {piece.turn for piece in ready})
-        wanted = self._plan.options.workers or usable_cores()
-        with Workers(max(min(wanted, num_tasks), 1), setup) as workers:
+        with Workers(max(min(self._num_workers, num_tasks), 1), setup) as workers:
             for result in run_tasks(
                 workers,
                 orders,

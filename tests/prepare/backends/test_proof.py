@@ -47,16 +47,18 @@ def only(index: int, count: int) -> Any:
 )
 def test_the_first_of_the_fast_ones(name: str, special: Any, family: Any) -> None:
     choice = choose_backend(family.make(name), wanted="auto", special=special)
-    assert choice.name == "gigatoken"
-    assert choice.version == importlib.metadata.version("gigatoken")
+    assert choice.name == "fastokens"
+    assert choice.version == importlib.metadata.version("fastokens")
     assert (choice.reasons, choice.routes) == ({}, "")
 
 
-def test_where_the_first_differs_the_next_is_tried(family: Any) -> None:
-    # gigatoken's NFC is of a later Unicode than that of `tokenizers`: it puts marks of 2021 in another order.
-    choice = choose_backend(family.make("qwen2"), wanted="auto", special="encode")
-    assert choice.name == "fastokens"
-    assert choice.reasons.keys() == {"gigatoken"}
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+def test_where_one_differs_the_next_is_tried(name: str, family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gigatoken 0.10 has a later Unicode than `tokenizers`: other letters in GPT-2's pattern, other marks in NFC."""
+    without("fastokens", monkeypatch)
+    choice = choose_backend(family.make(name), wanted="auto", special="encode")
+    assert choice.name == {"gpt2": "tiktoken", "qwen2": "tokenizers"}[name]
+    assert choice.reasons["fastokens"] == "not installed"
     assert choice.reasons["gigatoken"].startswith("differs on the probe: token ")
 
 
@@ -88,9 +90,9 @@ def without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_library_that_is_not_installed_is_passed_over(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    without("gigatoken", monkeypatch)
-    choice = choose_backend(family.make("gpt2"), wanted="auto", special="encode")
-    assert (choice.name, choice.reasons) == ("fastokens", {"gigatoken": "not installed"})
+    without("fastokens", monkeypatch)
+    choice = choose_backend(family.make("llama2"), wanted="auto", special="encode")
+    assert (choice.name, choice.reasons) == ("gigatoken", {"fastokens": "not installed"})
 
 
 def test_a_wanted_library_that_is_not_installed_is_an_error(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +102,7 @@ def test_a_wanted_library_that_is_not_installed_is_an_error(family: Any, monkeyp
 
 
 def test_an_unknown_library_is_an_error(family: Any) -> None:
-    with pytest.raises(ValueError, match="unknown tokeniser library 'spacy'; known are auto, tokenizers, gigatoken"):
+    with pytest.raises(ValueError, match="unknown tokeniser library 'spacy'; known are auto, tokenizers, fastokens"):
         choose_backend(family.make("gpt2"), wanted="spacy", special="encode")
 
 
@@ -185,9 +187,9 @@ def test_a_library_that_cannot_be_loaded_is_not_used(family: Any, monkeypatch: p
     def fail(content: bytes, special: Any) -> Any:
         raise PanicError("no AVX")
 
-    monkeypatch.setitem(CANDIDATES, "gigatoken", fail)
-    choice = choose_backend(family.make("gpt2"), wanted="auto", special="encode")
-    assert (choice.name, choice.reasons) == ("fastokens", {"gigatoken": "fails: PanicError: no AVX"})
+    monkeypatch.setitem(CANDIDATES, "fastokens", fail)
+    choice = choose_backend(family.make("llama2"), wanted="auto", special="encode")
+    assert (choice.name, choice.reasons) == ("gigatoken", {"fastokens": "fails: PanicError: no AVX"})
 
 
 def test_the_probe_is_the_same_each_time_and_holds_what_it_should(family: Any) -> None:
@@ -196,7 +198,7 @@ def test_the_probe_is_the_same_each_time_and_holds_what_it_should(family: Any) -
     assert texts == probe_texts(layout, is_byte_level=True)
     together = "".join(texts)
     assert "" in texts
-    assert sum(map(len, texts)) < 1_000_000
+    assert sum(map(len, texts)) < 1_200_000
     for part in (
         "\ufffd",
         "\u0939\u093f",
@@ -206,6 +208,7 @@ def test_the_probe_is_the_same_each_time_and_holds_what_it_should(family: Any) -
         f"a{family.eod} b"[1:],
         " " * 80,
         "\u05d0\u05d1",
+        "\u088f's",
     ):
         assert part in together
     assert max(map(len, texts)) > 20_000
@@ -217,9 +220,9 @@ def test_texts_with_added_tokens_that_look_beside_them_go_to_the_truth(special: 
     added = [AddedToken("<mask>", special=True, lstrip=True), AddedToken("and", special=False, single_word=True)]
     content = family.make("gpt2", added)
     choice = choose_backend(content, wanted="auto", special=special)
-    assert choice.name == "gigatoken"
+    assert choice.name == "fastokens"
     assert choice.routes.startswith("some look beside them")
-    encoder = ProvedEncoder("gigatoken", content, special)
+    encoder = ProvedEncoder("fastokens", content, special)
     texts = ["a <mask> b", "sand and land", "plain", "", "x\n <mask>"] * 3
     encoded = encoder.encode(texts, none(len(texts)))
     expected = TokenizersBackend(content, special).encode(texts)

@@ -34,14 +34,14 @@ https://example.org/a/b?c=d&e=%20f#g  me@example.org  2024-01-31T12:00:00Z  1,23
 def probe_texts(layout: Layout, *, is_byte_level: bool) -> list[str]:
     """Texts of every script, of all kinds of spaces, numbers, words and marks; added tokens; the whole vocabulary.
 
-    The same for the same tokeniser and version of Python. About 400,000 characters, and as many as the vocabulary has.
+    The same for the same tokeniser and version of Python. About 800,000 characters, and as many as the vocabulary has.
     """
     return [*_fixed(), *_added(layout), *_vocabulary(layout, is_byte_level=is_byte_level)]
 
 
 @functools.cache
 def _fixed() -> tuple[str, ...]:
-    return ("", *_scripts(), *_sequences(), CODE, CODE.replace("\n", "\r\n"), *_long())
+    return ("", *_scripts(), *_unassigned(), *_sequences(), CODE, CODE.replace("\n", "\r\n"), *_long())
 
 
 def _scripts() -> list[str]:
@@ -61,6 +61,18 @@ def _scripts() -> list[str]:
         texts.append("".join(f" {one}a{one}" for one in run))
         texts.append("".join(f"{one} 1{one}\n" for one in run[::4]))
     return texts
+
+
+def _unassigned() -> list[str]:
+    """Characters that this Python knows nothing of, in some surroundings: libraries carry Unicode of other years.
+
+    To one a new letter is a letter, to the other it is nothing yet, and they split the text beside it otherwise.
+    """
+    shapes = ("a{0}b", " {0}{0}", "1{0}", ".{0}a", "{0} {0}", "{0}s", "-{0}", "\n{0}a{0}")
+    codes = [code for code in range(0x33480) if unicodedata.category(chr(code)) == "Cn"]
+    # The first shows letters best: behind one "'s" is a word of its own, behind a mark the quote belongs to the mark.
+    shown = [f"{chr(code)}'s {shapes[code % len(shapes)].format(chr(code))}" for code in codes]
+    return ["".join(shown[at : at + 64]) for at in range(0, len(shown), 64)]
 
 
 def _sequences() -> list[str]:

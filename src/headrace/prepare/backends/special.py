@@ -119,10 +119,9 @@ class _Normalizer:
 def _grouped(contents: set[str]) -> list[Group]:
     """The fewest groups of rare characters, greedily."""
     # Where a token holds another, the shorter one is found wherever the longer one is.
-    left: list[str] = []
-    for content in sorted(contents, key=lambda one: (len(one), one)):
-        if not any(shorter in content for shorter in left):
-            left.append(content)
+    left = [
+        content for content in sorted(contents, key=lambda one: (len(one), one)) if not _holds_other(content, contents)
+    ]
     groups = []
     while left:
         counts = Counter(character for content in left for character in set(content))
@@ -132,6 +131,17 @@ def _grouped(contents: set[str]) -> list[Group]:
         left = [content for content in left if chosen not in content]
         groups.append(Group(chosen, _pattern(set(members)) if len(members) > 1 else None, _shared_prefix(members)))
     return groups
+
+
+def _holds_other(content: str, contents: set[str]) -> bool:
+    # By the parts of the token, not by the other tokens: there may be as many of them as a vocabulary has.
+    size = len(content)
+    return any(
+        content[begin:end] in contents
+        for begin in range(size)
+        for end in range(begin + 1, size + 1)
+        if end - begin < size
+    )
 
 
 def _rarity(character: str) -> int:

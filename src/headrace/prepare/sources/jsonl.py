@@ -32,7 +32,7 @@ class JsonlParser:
         reader = self._reader
         decode = reader.decode
         # The decoder passes over the fields that it skips without a look at their UTF-8; whole records skip none.
-        if not self._spec.whole and not lines.data.isascii() and not _is_utf8(lines.data):
+        if not self._spec.whole and not all(line.isascii() or _is_utf8(line) for line in split):
             decode = reader.decode_strictly
         records: list[object] = []
         blank: list[int] = []
