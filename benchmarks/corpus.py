@@ -23,10 +23,10 @@ END = "<|endoftext|>"
 VOCAB_SIZE = 50_257
 
 
-def gather(megabytes: float) -> list[str]:
-    """Documents of so many megabytes of UTF-8, or of all that there is."""
+def gather(megabytes: float, folders: Iterable[str] = ()) -> list[str]:
+    """Documents of so many megabytes of UTF-8, or of all that there is; ``folders`` are searched too."""
     rng = random.Random(0)
-    files = list(_files())
+    files = list(_files(folders))
     rng.shuffle(files)
     documents: list[str] = []
     seen: set[int] = set()
@@ -57,13 +57,13 @@ def _unseen(paragraphs: list[str], seen: set[int]) -> Iterator[str]:
             yield paragraph
 
 
-def _files() -> Iterator[Path]:
+def _files(folders: Iterable[str]) -> Iterator[Path]:
     paths = sysconfig.get_paths()
-    roots = [paths["stdlib"], paths["purelib"], paths["platlib"], "/usr/include", "/usr/share"]
+    roots = [paths["stdlib"], paths["purelib"], paths["platlib"], "/usr/include", "/usr/share", *folders]
     seen = set()
     for root in sorted({str(Path(one).resolve()) for one in roots}):
-        for folder, folders, names in os.walk(root):
-            folders.sort()
+        for folder, inner, names in os.walk(root):
+            inner.sort()
             for name in sorted(names):
                 file = Path(folder, name)
                 if file.suffix in KINDS and not file.is_symlink() and file.stat().st_size <= MAX_FILE_BYTES:

@@ -6,6 +6,7 @@ another number of ranks trains on the same samples in the same steps.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -49,10 +50,10 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         step = loader.step
-    print(f"rank {ranks.rank} of {ranks.world_size}: {len(loader)} micro-batches in {step} steps")
-    dist.barrier()  # no rank leaves while another still needs it
+    print(f"rank {ranks.rank} of {ranks.world_size}: {len(loader)} micro-batches in {step} steps", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # threads of torch's have been seen to abort a rank while the interpreter takes itself down
