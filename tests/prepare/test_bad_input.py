@@ -283,7 +283,7 @@ def test_a_truncated_parquet(kit: Any, tmp_path: Path) -> None:
 def test_a_special_token_in_a_text(kit: Any, tmp_path: Path) -> None:
     file = kit.write(tmp_path / "in.jsonl", [{"text": "fine"}, {"text": "so <|im_start|> it is"}])
     tokens = TokenOptions(special_tokens_in_text="error")
-    with pytest.raises(InputError, match=r"line 2: the text holds the special token '<\|im_start\|>'; say what"):
+    with pytest.raises(InputError, match=r"line 2: the text holds the special token '<\|im_start\|>' \(see --special"):
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=TextOptions(tokens=tokens))
     options = TextOptions(tokens=tokens, errors=ErrorOptions(on_error="skip"))
     assert prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=options).ledger.documents.kept == 1

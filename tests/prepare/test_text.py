@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,8 @@ def test_the_manifest(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (shard.prefix, shard.keys["text"].dtype, shard.documents) == ("text_document", "uint16", 32)
     assert manifest.tokenizer is not None
     assert (manifest.tokenizer.vocab_size, manifest.tokenizer.eod) == (kit.vocab_size, kit.eod)
+    assert (manifest.tokenizer.eod_text, manifest.tokenizer.bos_text) == (kit.eod_token, "")
+    assert manifest.tokenizer.library_version == importlib.metadata.version("tokenizers")
     assert manifest.options["records"]["fields"] == ["body"]
     assert manifest.backend is not None
     assert manifest.backend.proved["first_documents"] == 32

@@ -83,7 +83,7 @@ class BlockEncoder:
         if self._encoding.special == "error":
             for index in np.flatnonzero(special).tolist():
                 found = next(name for name in map(self._finder.which, (texts[index] for texts in columns)) if name)
-                state.refuse(index, f"the text holds the special token {found!r}; {_SPECIAL_ADVICE}")
+                state.refuse(index, f"the text holds the special token {found!r} (see --special-tokens-in-text)")
         for index, reason in self._filters.by_record(block, columns):
             state.drop(index, reason)
         for index, message in self._filters.failures:
@@ -174,9 +174,6 @@ class BlockEncoder:
         if len(alive) < len(columns[0]):
             columns = [[texts[index] for index in alive] for texts in columns]
         return hash_texts(columns)
-
-
-_SPECIAL_ADVICE = "say what to do with them with --special-tokens-in-text literal or encode"
 
 
 class _State:

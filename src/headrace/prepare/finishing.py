@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,9 @@ def build_manifest(
             vocab_size=plan.tokenizer.vocab_size,
             eod=plan.eod,
             bos=plan.bos,
+            eod_text=plan.tokenizer.token_text(plan.eod),
+            bos_text=plan.tokenizer.token_text(plan.bos),
+            library_version=importlib.metadata.version("tokenizers"),
         ),
         backend=BackendInfo(
             name=choice.name,

@@ -99,7 +99,7 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Number of worker processes; None takes the number of usable cores."""
 
     task_bytes: int | None = None
-    """Bytes of input a task; None takes 1 to 16 MiB, by the size of the whole input."""
+    """Bytes of input a task; None takes 0.5 to 16 MiB, by the size of the whole input."""
 
     overwrite: bool = False
     """Replace what an earlier run wrote to the same folder, once the new output is complete."""

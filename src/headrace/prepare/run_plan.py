@@ -23,7 +23,7 @@ from headrace.prepare.sources import (
 from headrace.prepare.tokenizer import TextTokenizer
 from headrace.stores import optimal_dtype
 
-MIN_PENDING_BYTES = 1 << 20
+MIN_PENDING_BYTES = 1 << 19
 MAX_PENDING_BYTES = 96 << 20
 _CHECKPOINTS = 64
 _BYTES_PER_TOKEN = 3

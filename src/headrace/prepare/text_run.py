@@ -24,7 +24,8 @@ from headrace.stores import ErrorEntry, Manifest
 REPORT_S = 0.2
 _TRUTH = "tokenizers"
 _ADVICE = (
-    "Nothing was written; correct or remove this line and run again, or leave such records out with --on-error skip."
+    "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
+    "--on-error skip."
 )
 
 
@@ -90,6 +91,8 @@ class TextRun:
         except BaseException as error:
             if self._is_worth_keeping(error):
                 self._folder.keep()
+                if not isinstance(error, HeadraceError):
+                    self._on_notice("what is done so far is kept: the same command goes on from there")
             self._taker.suspend()
             raise
         self._folder.keep()

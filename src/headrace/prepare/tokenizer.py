@@ -63,6 +63,10 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
         """A fresh `tokenizers.Tokenizer` that encodes whole texts."""
         return make_encoder(self.json)
 
+    def token_text(self, number: int | None) -> str:
+        """The token of an id, empty for None."""
+        return "" if number is None else str(self.instance().id_to_token(number))
+
     def find_eod(self, wanted: str | int | None) -> tuple[int, str]:
         """Id and text of the end-of-document token.
 

@@ -67,8 +67,8 @@ def test_a_large_file_is_cut_and_small_ones_share_a_task() -> None:
     ("total", "wanted"),
     [
         (0, MIN_TASK_BYTES),
-        (1 << 28, MIN_TASK_BYTES),
-        ((1 << 28) + 256, 2 * MIN_TASK_BYTES),
+        (MIN_TASK_BYTES << 8, MIN_TASK_BYTES),
+        ((MIN_TASK_BYTES << 8) + 256, 2 * MIN_TASK_BYTES),
         (1 << 31, 8 << 20),
         (1 << 45, MAX_TASK_BYTES),
     ],

@@ -21,7 +21,7 @@ import msgspec
 
 from headrace.prepare.sources.source_file import SourceFile
 
-MIN_TASK_BYTES = 1 << 20
+MIN_TASK_BYTES = 1 << 19
 MAX_TASK_BYTES = 16 << 20
 MAX_TASK_SPANS = 4096
 
@@ -42,7 +42,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
 
 
 def choose_task_bytes(total_bytes: int) -> int:
-    """Bytes a task, a power of two from 1 to 16 MiB: small inputs still make tasks enough for every core.
+    """Bytes a task, a power of two from 0.5 to 16 MiB: small inputs still make tasks enough for every core.
 
     It depends on the input alone (the sum of `SourceFile.text_bytes`), never on the number of workers.
     """
