@@ -62,7 +62,8 @@ def test_ended_and_continued(
         process.send_signal(number)
         output, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + number
-    assert (output, errors) == ("", {2: "interrupted\n", 15: "terminated\n"}[number])
+    kept = "note: what is done so far is kept: the same command goes on from there\n"
+    assert (output, errors) == ("", kept + {2: "interrupted\n", 15: "terminated\n"}[number])
     assert [path.name for path in Path("out").iterdir()] == [WORK_NAME]
 
     Path("slow").unlink()
