@@ -42,8 +42,8 @@ def test_the_number_of_buckets(size: int, num_workers: int) -> None:
 
 def test_some_numbers_of_buckets() -> None:
     sizes = (0, MIN_BUCKET_BYTES, MIN_BUCKET_BYTES + 1, 512 * MIN_BUCKET_BYTES, 512 * MAX_BUCKET_BYTES)
-    assert [choose_num_buckets(size, 16) for size in sizes] == [1, 1, 2, 512, 512]
-    assert [choose_num_buckets(size, 1) for size in sizes] == [1, 1, 2, 64, 512]
+    assert [choose_num_buckets(size, 16) for size in sizes] == [1, 1, 2, 512, 1024]
+    assert [choose_num_buckets(size, 1) for size in sizes] == [1, 1, 2, 128, 512]
     assert choose_num_buckets(513 * MAX_BUCKET_BYTES, 16) == 1024
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import WorkerError
+from headrace.errors import HeadraceError, WorkerError
 from headrace.prepare.executor import MAX_DEATHS, run_tasks
 from headrace.prepare.messages import Failed, HashDone, HashTask, Order, PieceDone, Progress, Reply, SortTask
 from headrace.prepare.sources import SourceFile
@@ -209,3 +209,20 @@ def test_workers_that_die_before_they_have_anything_to_do() -> None:
     with pytest.raises(WorkerError, match="No worker can be started; nothing was written"):
         run(workers, [SortTask(0, 0)])
     assert workers.num_deaths == 2 * MAX_DEATHS
+
+
+def test_a_result_that_no_task_gives_is_a_defect_and_no_endless_wait() -> None:
+    workers: Any = FakeWorkers(2, 0)
+    orders = [SortTask(turn, 0) for turn in (0, 1, 9)]
+    with pytest.raises(HeadraceError, match="no task gives the result of turn 2"):
+        list(
+            run_tasks(
+                workers,
+                orders,
+                first_turn=0,
+                ready=[],
+                run_ahead=1,
+                on_progress=lambda progress: None,
+                interval_s=0.0,
+            )
+        )

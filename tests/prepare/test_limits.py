@@ -98,6 +98,8 @@ def watch_workers(peaks: dict[int, int]) -> Callable[[], None]:
     def look() -> None:
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                if "headrace.prepare.worker" not in " ".join(child.cmdline()):
+                    continue  # before it runs our program, it has the memory of this process
                 status = Path(f"/proc/{child.pid}/status").read_text()
                 line = next((line for line in status.splitlines() if line.startswith("VmHWM")), "VmHWM: 0")
                 peaks[child.pid] = max(peaks.get(child.pid, 0), int(line.split()[1]) * 1024)

@@ -28,9 +28,9 @@ from headrace.prepare.piece import PieceInfo, write_piece
 from headrace.prepare.ragged import IntArray, take_rows
 
 MIN_BUCKET_BYTES = 256 << 10
-MAX_BUCKET_BYTES = 64 << 20
+MAX_BUCKET_BYTES = 32 << 20
 MAX_BUCKETS = 1 << 15
-BUCKETS_PER_WORKER = 32
+BUCKETS_PER_WORKER = 64
 """Buckets that a run has where their size is within the limits: each worker sorts one at a time, and what is in flight
 is a small part of the whole."""
 

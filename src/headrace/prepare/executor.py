@@ -16,7 +16,7 @@ from types import TracebackType
 
 import msgspec
 
-from headrace.errors import WorkerError
+from headrace.errors import HeadraceError, WorkerError
 from headrace.prepare.messages import Failed, HashDone, Order, PieceDone, Progress, Reply, Setup
 
 RUN_AHEAD = 2
@@ -108,6 +108,12 @@ class Workers:
                         pass_fds=[theirs.fileno()],
                         process_group=0,  # Ctrl-C reaches the parent alone
                     )
+            except OSError as error:
+                connection.close()
+                raise WorkerError(
+                    f"a worker process cannot be started: {error.strerror or error}. What is done so far is kept: run "
+                    "the same command again, with fewer --workers."
+                ) from error
             except BaseException:
                 connection.close()
                 raise
@@ -198,6 +204,10 @@ class Execution:
                     self._results.pop(self._turn)
                     self._turn += 1
                 yield result
+            elif not self._running:
+                raise HeadraceError(
+                    f"no task gives the result of turn {self._turn}. This is a defect of Headrace: please report it."
+                )
             has_next = bool(self._results.get(self._turn))
             for worker, reply in self._workers.receive(0.0 if has_next or not self._running else self._interval_s):
                 if reply is None:

@@ -149,7 +149,7 @@ class TextRun:
         orders: list[Order] = [
             SortTask(bucket, sizes[bucket]) for bucket in range(self._state.turn, self._state.num_buckets)
         ]
-        for result in self._results(setup, orders, folder, 0):
+        for result in self._results(setup, orders, folder, 1):
             if isinstance(result, PieceDone):
                 path = piece_path(folder, result.turn, result.piece)
                 self._taker.take_sorted(read_piece(path), path, bucket_path(folder, result.turn))
