@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.prepare.piece import PieceInfo, SpanResult
+from headrace.prepare.piece import PieceInfo, SpanResult, add_counts
 from headrace.prepare.sources import SampleBy, SourceFile, record_noun
 from headrace.stores import DocumentLedger, ErrorEntry, Ledger, TokenLedger
 
@@ -96,14 +96,14 @@ class RunLedger:
         state.proved += info.num_proved
         state.routed += info.num_routed
         state.kept += info.num_documents - duplicates.documents
-        _add(state.dropped, info.dropped)
+        add_counts(state.dropped, info.dropped)
         state.text_tokens += info.tokens.text
         state.eod_tokens += info.tokens.eod
         state.bos_tokens += info.tokens.bos
-        _add(state.dropped_tokens, info.tokens.dropped)
+        add_counts(state.dropped_tokens, info.tokens.dropped)
         if duplicates.documents:
-            _add(state.dropped, {DUPLICATE: duplicates.documents})
-            _add(state.dropped_tokens, {DUPLICATE: duplicates.tokens})
+            add_counts(state.dropped, {DUPLICATE: duplicates.documents})
+            add_counts(state.dropped_tokens, {DUPLICATE: duplicates.tokens})
 
     def _entry(self, file: int, line: int, message: str) -> ErrorEntry:
         unit = record_noun(self._files[file].format, self._sample_by)
@@ -172,8 +172,3 @@ class RunLedger:
                 f"the ledger does not balance: {what}: {left:,} and {right:,}. Nothing was written. This is a defect "
                 "of Headrace or of this machine: please report it."
             )
-
-
-def _add(sums: dict[str, int], more: dict[str, int]) -> None:
-    for name, number in more.items():
-        sums[name] = sums.get(name, 0) + number

@@ -108,6 +108,12 @@ class Piece(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
+def add_counts(sums: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add counts by reason to others."""
+    for name, number in more.items():
+        sums[name] = sums.get(name, 0) + number
+
+
 def piece_path(folder: str | Path, turn: int, piece: int) -> Path:
     """Where a piece lies."""
     return Path(folder) / f"{turn}.{piece}.piece"

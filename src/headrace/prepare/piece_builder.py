@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headrace.plan.keys import derive, derive_array
 from headrace.prepare.documents import BAD, BLANK, Documents
 from headrace.prepare.messages import PieceDone, Setup
-from headrace.prepare.piece import PieceInfo, SpanResult, TokenCounts, write_piece
+from headrace.prepare.piece import PieceInfo, SpanResult, TokenCounts, add_counts, write_piece
 from headrace.prepare.ragged import take_rows
 from headrace.prepare.sources import Block
 
@@ -109,8 +109,8 @@ class PieceBuilder:
         self._counts["text"] += documents.text_tokens
         self._counts["eod"] += documents.eod_tokens
         self._counts["bos"] += documents.bos_tokens
-        _add(self._dropped_tokens, documents.dropped_tokens)
-        _add(self._dropped, documents.dropped_documents)
+        add_counts(self._dropped_tokens, documents.dropped_tokens)
+        add_counts(self._dropped, documents.dropped_documents)
         self._num_documents += kept
         self._num_empty += int(np.count_nonzero(np.sum(documents.lengths, axis=0) == 0)) if kept else 0
         self._num_special += documents.num_special
@@ -159,8 +159,3 @@ class PieceBuilder:
 
     def _put(self, name: str, array: NDArray[Any]) -> None:
         self._arrays.setdefault(name, []).append(array)
-
-
-def _add(sums: dict[str, int], more: dict[str, int]) -> None:
-    for name, number in more.items():
-        sums[name] = sums.get(name, 0) + number
