@@ -166,7 +166,8 @@ def read_piece(path: Path) -> Piece:
         OutputError: it is missing, torn or damaged.
     """
     try:
-        data = np.fromfile(path, np.uint8)
+        # Mapped, not read: it is hashed, and then written from where it lies.
+        data = np.asarray(np.memmap(path, np.uint8, "r")) if path.stat().st_size else np.zeros(0, np.uint8)
     except OSError as error:
         raise OutputError(f"{path}: a temporary piece cannot be read back: {error.strerror or error}") from error
     if data.size < _TAIL_BYTES:
