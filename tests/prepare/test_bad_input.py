@@ -238,6 +238,17 @@ def test_a_torn_gzip(kit: Any, tmp_path: Path, cut: float) -> None:
         assert store.document(kept - 1).tolist() == ids
 
 
+def test_a_bad_record_ends_no_proof(kit: Any, tmp_path: Path) -> None:
+    """Skipped like in the run: the first 1,000 documents are those behind it, over several blocks of the reader."""
+    file = tmp_path / "in.jsonl"
+    lines = [json.dumps({"text": f"{number} " + "some words " * 300}) for number in range(1200)]
+    file.write_text("\n".join(["broken", *lines]))
+    options = TextOptions(errors=ErrorOptions(on_error="skip"), workers=1)
+    manifest = prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
+    assert manifest.backend is not None
+    assert (manifest.backend.name, manifest.backend.proved["first_documents"]) == ("fastokens", 1000)
+
+
 def test_files_that_cannot_be_read_are_skipped_and_listed(kit: Any, tmp_path: Path) -> None:
     """One of several files is torn: the others are there, and the manifest names it."""
     folder = tmp_path / "in"

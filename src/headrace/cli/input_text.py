@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
-from headrace.prepare.sources.formats import format_of, record_noun
+from headrace.prepare.sources.formats import counted_from, format_of, record_noun
 from headrace.stores import Manifest
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def describe_input(manifest: Manifest, file: int) -> tuple[str, int]:
     entry = manifest.inputs[file]
     kind = entry.format or format_of(entry.path) or "jsonl"
     unit = record_noun(kind, _records(manifest).get("sample_by", "document"))
-    return unit, 0 if unit == "row" else 1
+    return unit, counted_from(unit)
 
 
 class InputTexts:
@@ -77,23 +77,27 @@ class InputTexts:
             fields=tuple(options.get("fields", ("text",))), sample_by=options.get("sample_by", "document")
         )
         [source] = find_inputs([self._manifest.inputs[file].path], spec=spec)
-        for line, texts in read_records(source, spec, lines):
+        for line, texts in read_records(source, spec, lines, _records(self._manifest).get("max_record_bytes")):
             self._found[file, line] = dict(zip(spec.fields, texts, strict=True))
 
 
-def read_records(source: SourceFile, spec: RecordSpec, lines: list[int]) -> Iterator[tuple[int, list[str]]]:
+def read_records(
+    source: SourceFile, spec: RecordSpec, lines: list[int], max_record_bytes: int | None = None
+) -> Iterator[tuple[int, list[str]]]:
     """Line and texts of the records on these lines (ascending), those that can be read."""
     from headrace.prepare.sources import Span, open_span
+    from headrace.prepare.sources.lines import MAX_LINE_BYTES
 
+    limit = max_record_bytes or MAX_LINE_BYTES
     if source.can_split:
         for line, offset in _offsets(Path(source.path), lines):
             # The line that begins at this byte, and no other.
-            for block in open_span(source, Span(0, offset, offset + 1), spec).blocks():
+            for block in open_span(source, Span(0, offset, offset + 1), spec, max_record_bytes=limit).blocks():
                 if len(block.lines):
                     yield line, [texts[0] for texts in block.texts]
         return
     wanted = set(lines)
-    for block in open_span(source, Span(0, 0, source.extent), spec).blocks():
+    for block in open_span(source, Span(0, 0, source.extent), spec, max_record_bytes=limit).blocks():
         for index, line in enumerate(block.lines.tolist()):
             if line in wanted:
                 yield line, [texts[index] for texts in block.texts]

@@ -20,7 +20,7 @@ from headrace.prepare.sources import BadRecord, Block
 SAMPLE_ONE_IN = 2000
 """Share of the documents that the truth encodes as well, chosen by a hash of their place."""
 
-KEPT, BLANK, BAD = "", "blank", "bad"
+BLANK, BAD = "blank", "bad"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -88,9 +88,7 @@ class BlockEncoder:
             state.drop(index, reason)
         for index, message in self._filters.failures:
             state.refuse(index, message)
-        routed_before = self._encoder.num_routed
         rows = self._encode_rows(columns, state, block.places, file)
-        state.num_routed = self._encoder.num_routed - routed_before
         return self._documents(block, columns, state, rows, int(np.count_nonzero(special)))
 
     def _encode_rows(
@@ -101,6 +99,7 @@ class BlockEncoder:
         while True:
             alive = np.flatnonzero(state.alive)
             rows = []
+            routed_before = self._encoder.num_routed
             try:
                 for texts in columns:
                     chosen = texts if len(alive) == len(texts) else [texts[index] for index in alive]
@@ -111,6 +110,7 @@ class BlockEncoder:
                 state.refuse(int(alive[error.index]), f"the tokeniser refuses the text: {error}; found {text[:60]!r}")
                 continue
             state.num_proved = int(np.count_nonzero(sampled[alive])) if self._encoder.name != TRUTH else 0
+            state.num_routed = self._encoder.num_routed - routed_before
             return rows
 
     def _documents(

@@ -81,7 +81,7 @@ def estimate_text(
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
     begin_s = time.monotonic()
     loaded = load_tokenizer(tokenizer)
-    files = find_inputs(inputs, spec=RunPlan.record_spec(options))
+    files = find_inputs(inputs, spec=RunPlan.record_spec(options), keep_faulty=options.errors.on_error == "skip")
     special = options.tokens.special_tokens_in_text
     plan = RunPlan(
         files=tuple(files),

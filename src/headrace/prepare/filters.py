@@ -77,11 +77,6 @@ class Filters:
             load_function(spec.function) if spec.function is not None else None
         )
 
-    @property
-    def needs_records(self) -> bool:
-        """Whether `by_record` reads `Block.records`."""
-        return self._function is not None
-
     def by_record(self, block: Block, columns: Sequence[Sequence[str]] | None = None) -> list[tuple[int, str]]:
         """Apply ``min_chars``, ``max_chars`` and the function, which sees only records of allowed length.
 

@@ -22,7 +22,7 @@ def prove_first_documents(
     if choice.name == TRUTH:
         return choice, 0
     special = options.tokens.special_tokens_in_text
-    texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options.records.join))
+    texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options))
     fast = load_backend(choice.name, tokenizer_json, special)
     truth = load_backend(TRUTH, tokenizer_json, special)
     found = compare(fast, truth, texts)
@@ -33,16 +33,18 @@ def prove_first_documents(
     return msgspec.structs.replace(choice, name=truth.name, version=truth.version, reasons=reasons), 0
 
 
-def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, join: str | None) -> Iterator[str]:
+def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOptions) -> Iterator[str]:
+    join = options.records.join
     documents = size = 0
     for number, file in enumerate(files):
         # The whole file is one span here, read as far as is needed.
-        for block in open_span(file, Span(number, 0, file.extent), spec).blocks():
+        reader = open_span(file, Span(number, 0, file.extent), spec, max_record_bytes=options.records.max_record_bytes)
+        for block in reader.blocks():
             for texts in zip(*block.texts, strict=True):
                 yield from texts if join is None else (join.join(texts),)
                 documents += 1
                 size += sum(map(len, texts))
                 if documents >= NUM_DOCUMENTS or size >= MAX_TEXT_BYTES:
                     return
-            if block.bad:
+            if block.bad and options.errors.on_error == "stop":
                 return  # the run will say what is wrong

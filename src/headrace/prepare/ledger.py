@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.prepare.piece import PieceInfo, SpanResult, add_counts
-from headrace.prepare.sources import SampleBy, SourceFile, record_noun
+from headrace.prepare.sources import SampleBy, SourceFile, counted_from, record_noun
 from headrace.stores import DocumentLedger, ErrorEntry, Ledger, TokenLedger
 
 DUPLICATE = "duplicate"
@@ -107,7 +107,7 @@ class RunLedger:
 
     def _entry(self, file: int, line: int, message: str) -> ErrorEntry:
         unit = record_noun(self._files[file].format, self._sample_by)
-        return ErrorEntry(file=self._files[file].name, unit=unit, line=line + (unit != "row"), message=message)
+        return ErrorEntry(file=self._files[file].name, unit=unit, line=line + counted_from(unit), message=message)
 
     def _add_span(self, span: SpanResult) -> None:
         state, name = self.state, self._files[span.file].name

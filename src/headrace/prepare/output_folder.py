@@ -68,6 +68,8 @@ class OutputFolder:
                 self._complete_commit()
                 # Whatever goes wrong before `begin`, an unfinished run is not this one's to throw away.
                 self._keep = self._unfinished() is not None
+            if self._completed is None:  # else only `begin` can tell whether that is the output asked for
+                self._check_content()
         except BaseException:
             self._leave()
             raise
@@ -87,7 +89,8 @@ class OutputFolder:
         run = json.loads(json.dumps(run))
         if self._completed is not None and self._completed == run:
             return True
-        self._check_content()
+        if self._completed is not None:
+            self._check_content()
         with output_errors(self.work, "use as the work folder"):
             before = self._unfinished()
             if before is not None and not self._restart:

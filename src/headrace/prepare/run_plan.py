@@ -16,6 +16,7 @@ from headrace.prepare.sources import (
     MAX_TASK_SPANS,
     RecordSpec,
     SourceFile,
+    counted_from,
     is_hashed_while_read,
     plan_tasks,
     record_noun,
@@ -98,14 +99,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of pieces that are taken before a checkpoint lets them be deleted: a small part of the output."""
         return min(max(self.output_bytes // _CHECKPOINTS, MIN_PENDING_BYTES), MAX_PENDING_BYTES)
 
-    def unit(self, file: int) -> str:
-        """What a record's place in this file is called: line, row, paragraph or document."""
-        return record_noun(self.files[file].format, self.options.records.sample_by)
-
     def place(self, file: int, line: int) -> str:
-        """A place in words; ``line`` counts from 0. People count rows from 0, all else from 1."""
-        unit = self.unit(file)
-        return f"{unit} {line + (unit != 'row'):,}"
+        """A place in this file in words; ``line`` counts from 0."""
+        noun = record_noun(self.files[file].format, self.options.records.sample_by)
+        return f"{noun} {line + counted_from(noun):,}"
 
     def setup(self, *, parts: str, buckets: str, tokenizer: str, backend: str) -> Setup:
         """What all workers are told."""

@@ -41,6 +41,7 @@ class Taker:
         self.ledger = RunLedger(plan.files, state.ledger, sample_by=plan.options.records.sample_by)
         self._pending: list[Path] = []
         self._pending_bytes = 0
+        self._max_pending_bytes = plan.pending_bytes  # which looks at every file
         self._hashes: list[bytes] = []
         folders = [work / SHARDS_NAME, work / BUCKETS_NAME]
         with output_errors(work, "create folders in"):
@@ -74,7 +75,7 @@ class Taker:
         self.ledger.add(info, self._duplicates(piece, is_new))
         rows = self._rows(piece)
         if self._buckets is not None:
-            self._deal(piece, rows, is_new, first)
+            _deal(self._buckets, piece, rows, is_new, first)
         elif is_new is None or is_new.all():
             self.output.add(rows)
         else:
@@ -128,7 +129,7 @@ class Taker:
     def _done_with(self, paths: list[Path], num_bytes: int) -> None:
         self._pending += paths
         self._pending_bytes += num_bytes
-        if self._pending_bytes >= self._plan.pending_bytes:
+        if self._pending_bytes >= self._max_pending_bytes:
             self.checkpoint()
 
     def _rows(self, piece: Piece) -> list[tuple[NDArray[Any], IntArray]]:
@@ -137,22 +138,6 @@ class Taker:
             (piece.arrays.get(f"tokens.{key}", empty[0]), piece.arrays.get(f"lengths.{key}", empty[1]))
             for key in range(len(self._plan.keys))
         ]
-
-    def _deal(
-        self, piece: Piece, rows: list[tuple[NDArray[Any], IntArray]], is_new: NDArray[np.bool_] | None, first: int
-    ) -> None:
-        """Documents to buckets: they lie sorted in the piece, their ordinals follow the order of the input."""
-        assert self._buckets is not None
-        if not piece.info.num_documents:
-            return
-        order, number = piece.arrays["order"], piece.arrays["rows"]
-        ordinals = first + number
-        if is_new is not None and not is_new.all():
-            ordinals = (first - 1 + np.cumsum(is_new))[number]
-            keep = is_new[number]
-            rows = [(keep_rows(*row, keep), row[1][keep]) for row in rows]
-            order, ordinals = order[keep], ordinals[keep]
-        self._buckets.add(order, ordinals, rows)
 
     def _find_new(self, piece: Piece) -> NDArray[np.bool_] | None:
         """For each document of the piece, in the order of the input, whether its text is met for the first time."""
@@ -179,7 +164,7 @@ class Taker:
     def _take_origins(self, piece: Piece, is_new: NDArray[np.bool_] | None) -> None:
         info, arrays = piece.info, piece.arrays
         first = self.ledger.state.kept
-        lines = dict(enumerate(self.ledger.state.lines))
+        lines = {span.file: self.ledger.state.lines[span.file] for span in info.spans}
         document = skip = 0
         none = np.zeros(0, np.int64)
         for span in info.spans:
@@ -223,6 +208,26 @@ class Taker:
             os.fsync(file.fileno())
         self.state.seen += len(data)
         self._hashes.clear()
+
+
+def _deal(
+    buckets: Buckets,
+    piece: Piece,
+    rows: list[tuple[NDArray[Any], IntArray]],
+    is_new: NDArray[np.bool_] | None,
+    first: int,
+) -> None:
+    """Documents to buckets: they lie sorted in the piece, their ordinals follow the order of the input."""
+    if not piece.info.num_documents:
+        return
+    order, number = piece.arrays["order"], piece.arrays["rows"]
+    ordinals = first + number
+    if is_new is not None and not is_new.all():
+        ordinals = (first - 1 + np.cumsum(is_new))[number]
+        keep = is_new[number]
+        rows = [(keep_rows(*row, keep), row[1][keep]) for row in rows]
+        order, ordinals = order[keep], ordinals[keep]
+    buckets.add(order, ordinals, rows)
 
 
 def _ids(data: NDArray[np.uint8], lengths: IntArray, is_new: NDArray[np.bool_] | None) -> list[str]:

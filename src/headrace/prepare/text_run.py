@@ -54,6 +54,7 @@ class TextRun:
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._num_workers = plan.options.workers or usable_cores()
+        self._total_bytes = plan.total_bytes
         self._underway: dict[int, Progress] = {}
 
     def run(self) -> tuple[Manifest, dict[str, str]]:
@@ -75,9 +76,9 @@ class TextRun:
                 except _FallBackError as error:
                     self._fall_back(str(error))
                     continue
-                self._check_inputs()
                 if not self._plan.is_shuffled:
                     break
+                self._check_inputs()
                 self._taker.begin_sorting()
             if self._state.phase == "sort":
                 self._sort()
@@ -298,8 +299,8 @@ class TextRun:
         underway = [task for turn, task in self._underway.items() if turn >= self._state.turn]
         self._on_progress(
             TextProgress(
-                input_bytes=min(state.input_bytes + sum(task.input_bytes for task in underway), self._plan.total_bytes),
-                total_bytes=self._plan.total_bytes,
+                input_bytes=min(state.input_bytes + sum(task.input_bytes for task in underway), self._total_bytes),
+                total_bytes=self._total_bytes,
                 documents=state.kept + sum(task.documents for task in underway),
                 tokens=self._ledger.tokens + sum(task.tokens for task in underway),
             )

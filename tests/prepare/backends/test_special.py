@@ -66,7 +66,6 @@ def test_only_the_kind_asked_for(family: Any) -> None:
 
 def test_without_any_nothing_is_found() -> None:
     finder = SpecialFinder(make([]))
-    assert not finder.can_find
     assert not finder.find(["", "<s>"]).any()
     assert finder.which("<s>") == ""
 

@@ -60,11 +60,6 @@ class SpecialFinder:
             self._contents |= {self._normalize.apply(token.content) for token in added if token.normalized} - {""}
         self._groups = _grouped(self._contents)
 
-    @property
-    def can_find(self) -> bool:
-        """Whether there is any token to look for."""
-        return bool(self._groups)
-
     def find(self, texts: list[str]) -> NDArray[np.bool_]:
         """Which texts hold one: (number of texts,) bool."""
         found = np.zeros(len(texts), np.bool_)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, SampleBy
 from headrace.prepare.sources.find import find_inputs
-from headrace.prepare.sources.formats import Format, record_noun
+from headrace.prepare.sources.formats import Format, counted_from, record_noun
 from headrace.prepare.sources.reader import open_span
 from headrace.prepare.sources.source_file import SourceFile
 from headrace.prepare.sources.span_reader import SpanReader
@@ -40,6 +40,7 @@ __all__ = [
     "SpanReader",
     "Task",
     "choose_task_bytes",
+    "counted_from",
     "find_inputs",
     "is_hashed_while_read",
     "open_span",

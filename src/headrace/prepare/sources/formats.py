@@ -118,3 +118,8 @@ def record_noun(kind: str, sample_by: SampleBy) -> str:
     if kind in ("parquet", "arrow"):
         return "row"
     return sample_by if kind.startswith("txt") else "line"
+
+
+def counted_from(noun: str) -> int:
+    """The number that people give to the first of these."""
+    return 0 if noun == "row" else 1
