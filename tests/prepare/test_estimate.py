@@ -12,6 +12,7 @@ import pytest
 
 from headrace.errors import ConfigError, InputError
 from headrace.prepare import (
+    ErrorOptions,
     Estimate,
     FilterSpec,
     OutputOptions,
@@ -308,3 +309,14 @@ def test_seconds_are_those_of_reading_and_encoding(
     estimate = estimate_text([path], tokenizer=kit.tokenizer, options=TextOptions(tokens=TRUTH, workers=1))
     expected = 1.2 * path.stat().st_size / 1000
     assert expected < estimate.seconds < expected + 60
+
+
+def test_a_file_that_cannot_be_read_is_counted_where_it_is_skipped(kit: Any, tmp_path: Path) -> None:
+    kit.write(tmp_path / "a.jsonl", [{"text": "some words"}] * 50)
+    (tmp_path / "b.jsonl.gz").touch()
+    options = TextOptions(tokens=TokenOptions(backend="tokenizers"))
+    with pytest.raises(InputError, match=r"b\.jsonl\.gz"):
+        estimate_text([tmp_path], tokenizer=kit.tokenizer, options=options)
+    options = TextOptions(tokens=TokenOptions(backend="tokenizers"), errors=ErrorOptions(on_error="skip"))
+    found = estimate_text([tmp_path], tokenizer=kit.tokenizer, options=options)
+    assert found.documents == 50

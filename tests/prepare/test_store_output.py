@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import headrace
@@ -33,6 +33,7 @@ def rows_of(lengths: list[tuple[int, int]], first: int) -> list[tuple[Any, Any]]
 
 
 @pytest.mark.parametrize("layout", ["indexed", "keyed"])
+@example(lengths=[(3, 0), (2, 1), (3, 0)], shard_tokens=6, steps=[])  # two documents fill a shard exactly
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=25),
