@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace.datasets import Blend, Run, WindowDataset
+    from headrace.datasets import Blend, PackedSequenceDataset, Run, WindowDataset
     from headrace.errors import (
         ConfigError,
         HeadraceError,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from headrace.loader import Loader, Ranks, Reading
     from headrace.plan import BatchSchedule, Order
+    from headrace.plan.packing import Packing
     from headrace.stores import Store, open
 
 _HOMES = {
@@ -37,6 +38,8 @@ _HOMES = {
     "MissingExtraError": "headrace.errors",
     "Order": "headrace.plan",
     "OutputError": "headrace.errors",
+    "PackedSequenceDataset": "headrace.datasets",
+    "Packing": "headrace.plan.packing",
     "Ranks": "headrace.loader",
     "Reading": "headrace.loader",
     "Run": "headrace.datasets",
@@ -58,6 +61,8 @@ __all__ = [
     "MissingExtraError",
     "Order",
     "OutputError",
+    "PackedSequenceDataset",
+    "Packing",
     "Ranks",
     "Reading",
     "Run",

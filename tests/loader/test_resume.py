@@ -6,16 +6,31 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import corpora
 from counts import cases
-from headrace import BatchSchedule, Blend, Loader, Order, Ranks, Reading, Run, WindowDataset
+from headrace import (
+    BatchSchedule,
+    Blend,
+    Loader,
+    Order,
+    PackedSequenceDataset,
+    Packing,
+    Ranks,
+    Reading,
+    Run,
+    WindowDataset,
+)
+from headrace.datasets import Dataset
 
 WINDOW = 6
+PACK = 20
 
 
 @dataclass(frozen=True)
@@ -29,8 +44,29 @@ class Leg:
 
 
 @st.composite
-def datas(draw: st.DrawFn, corpus: list[corpora.Corpus], depth: int = 2) -> WindowDataset | Blend:
+def packings(draw: st.DrawFn) -> Packing:
+    strategy = draw(st.sampled_from(["greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"]))
+    cuts = strategy in ("best_fit_split", "wrapped")
+    return Packing(
+        max_seq_len=PACK,
+        strategy=strategy,
+        over_long="split" if cuts else draw(st.sampled_from(["split", "truncate_left", "drop"])),
+        window_documents=None if strategy == "wrapped" else draw(st.sampled_from([None, 7])),
+    )
+
+
+def packed(corpus: list[corpora.Corpus], draw: st.DrawFn) -> PackedSequenceDataset:
+    packing = draw(packings())
+    if packing.window_documents is None and packing.strategy.startswith("best_fit") and draw(st.booleans()):
+        packing = msgspec.structs.replace(packing, repack=True)
+    return PackedSequenceDataset(draw(st.sampled_from(corpus)).store, packing, padding_idx=1)
+
+
+@st.composite
+def datas(draw: st.DrawFn, corpus: list[corpora.Corpus], packs: bool, depth: int = 2) -> Dataset | Blend:
     if depth == 0 or draw(st.integers(0, 2)) == 0:
+        if packs:
+            return packed(corpus, draw)
         return WindowDataset(
             draw(st.sampled_from(corpus)).store,
             window_tokens=WINDOW,
@@ -40,7 +76,7 @@ def datas(draw: st.DrawFn, corpus: list[corpora.Corpus], depth: int = 2) -> Wind
             position_ids="restart",
         )
     names = "abcd"[: draw(st.integers(1, 4))]
-    children = {name: draw(datas(corpus, depth - 1)) for name in names}
+    children = {name: draw(datas(corpus, packs, depth - 1)) for name in names}
     finite = all(not isinstance(child, Blend) or child.num_samples is not None for child in children.values())
     numbers = {name: draw(st.floats(0.2, 3)) for name in names}
     if finite and draw(st.booleans()):
@@ -57,7 +93,7 @@ def datas(draw: st.DrawFn, corpus: list[corpora.Corpus], depth: int = 2) -> Wind
 
 @st.composite
 def runs(draw: st.DrawFn, corpus: list[corpora.Corpus]) -> Run:
-    data = draw(datas(corpus))
+    data = draw(datas(corpus, draw(st.booleans())))
     schedule = [(0, draw(st.integers(1, 24)))]
     for _ in range(draw(st.integers(0, 2))):
         schedule.append((schedule[-1][0] + draw(st.integers(1, 5)), draw(st.integers(1, 24))))
@@ -108,12 +144,15 @@ def life(run: Run, leg: Leg, state: dict[str, Any] | None, seen: dict[int, dict[
         step = {run.schedule.step_of(int(p)) for batch in batches if batch for p in batch["sample_positions"]}
         assert len(step) == 1
         for batch in batches:
-            rows = {name: values.tolist() for name, values in (batch or {}).items()}
+            if run.is_packed and batch:
+                check_counts(run, batch, step)
+            rows = {name: batch[name].tolist() for name in (*run.fields, *run.constants, "sample_positions") if batch}
             for row, position in enumerate(rows.pop("sample_positions")):
                 assert position not in seen, "no sample twice"
                 seen[position] = {name: values[row] for name, values in rows.items()}
             for values in (batch or {}).values():
-                values.fill_(-1)  # what is done to a delivered batch changes no later one
+                if isinstance(values, torch.Tensor):
+                    values.fill_(-1)  # what is done to a delivered batch changes no later one
     states = [loader.state_dict() for loader in loaders]
     for iterator in iterators:
         iterator.close()  # type: ignore[attr-defined]
@@ -123,14 +162,42 @@ def life(run: Run, leg: Leg, state: dict[str, Any] | None, seen: dict[int, dict[
     return states[0]
 
 
+def check_counts(run: Run, batch: dict[str, Any], step: set[int]) -> None:
+    """What a packed micro-batch says of itself and of its step, by the slow way."""
+    assert batch["num_supervised_tokens"] == (batch["labels"] != -100).sum()
+    begins = (batch["position_ids"].flatten() == 0).nonzero().flatten().tolist()
+    assert batch["cu_seqlens"].tolist() == [*begins, batch["labels"].numel()]
+    assert batch["max_seqlen"] == max(np.diff(batch["cu_seqlens"]), default=0)
+    for number in step:
+        assert batch["step_supervised_tokens"] == (run.step(number)["labels"] != -100).sum()
+
+
+def expected_pack(dataset: PackedSequenceDataset, mine: corpora.Corpus, address: np.ndarray) -> dict[str, list[int]]:
+    """The tokens and documents of a pack, from plain arrays."""
+    items = dataset.items(address)
+    begins = [int(np.flatnonzero(mine.documents == document)[0]) for document in items.documents]
+    places = [
+        place
+        for begin, first, length in zip(begins, items.begins, items.lengths, strict=True)
+        for place in range(begin + first, begin + first + length)
+    ]
+    tail = PACK - len(places)
+    return {
+        "input_ids": mine.tokens[places].tolist() + [1] * tail,
+        "document_ids": mine.documents[places].tolist() + [-1] * tail,
+    }
+
+
 def expected(run: Run, corpus: list[corpora.Corpus], position: int) -> dict[str, list[int]]:
     """A sample by the slow way: one look-up, plain slices of plain arrays."""
     found = run.lookup(np.array([position], dtype=np.int64))
     dataset = run.datasets[int(found.sources[0])]
-    assert isinstance(dataset, WindowDataset)
     keys = None if run.order.kind == "none" else found.keys
-    begin = int(dataset.locate(found.indices, keys)[0])
-    mine = next(one for one in corpus if one.store is dataset.store)
+    address = dataset.locate(found.indices, keys)
+    mine = next(one for one in corpus if one.store is dataset.store)  # type: ignore[attr-defined]
+    if isinstance(dataset, PackedSequenceDataset):
+        return expected_pack(dataset, mine, address)
+    begin = int(address[0])
     documents = mine.documents[begin : begin + WINDOW].tolist()
     restart = [
         column - next(i for i in range(column + 1) if documents[i] == doc) for column, doc in enumerate(documents)
@@ -157,13 +224,17 @@ def test_chains_of_kills_equal_the_uninterrupted_run(
     if run.length is not None:
         assert len(seen) <= run.length
     uninterrupted: dict[int, dict[str, list[int]]] = {}
+    if not seen:
+        return
     alone = Loader(run, micro_batch_size=1, ranks=Ranks(), reading=Reading(num_threads=0))
     for batch, _ in zip(alone, range(len(seen)), strict=False):
-        row = {name: values[0].tolist() for name, values in batch.items()}
+        names = (*run.fields, *run.constants, "sample_positions")
+        row = {name: batch[name][0].tolist() for name in names}
         uninterrupted[row.pop("sample_positions")] = row
     assert seen == uninterrupted
     for position in list(seen)[:: max(1, len(seen) // 20)]:
-        assert seen[position] == expected(run, corpus, position)
+        wanted = expected(run, corpus, position)
+        assert {name: seen[position][name] for name in wanted} == wanted
 
 
 def test_a_whole_run_ends_exactly(corpus: list[corpora.Corpus]) -> None:

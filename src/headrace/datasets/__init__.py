@@ -7,8 +7,9 @@ May import: stores, plan, samples, encoders, errors.
 """
 
 from headrace.datasets.blend import Blend
-from headrace.datasets.dataset import Dataset, Fields, Sample
+from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
+from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.run import Located, Run
 from headrace.datasets.windows import WindowDataset
 
-__all__ = ["Blend", "Dataset", "Fields", "Located", "Run", "Sample", "WindowDataset"]
+__all__ = ["Blend", "Counts", "Dataset", "Fields", "Located", "PackedSequenceDataset", "Run", "Sample", "WindowDataset"]

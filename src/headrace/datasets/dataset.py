@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,15 @@ from headrace.plan import IntArray, KeyArray
 
 Sample = dict[str, NDArray[Any]]
 Fields = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+class Counts(NamedTuple):
+    """Of some samples, each (n,) int64: tokens, those that are trained on, pads, and documents or pieces of them."""
+
+    tokens: IntArray
+    supervised_tokens: IntArray
+    pads: IntArray
+    documents: IntArray
 
 
 class Dataset(ABC):
@@ -45,6 +54,19 @@ class Dataset(ABC):
     def deviation_tokens_per_sample(self) -> float:
         """The standard deviation of the same, 0 where all samples are equally long."""
         return 0.0
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether samples are made of segments that begin where ``position_ids`` is 0; then it has ``count``, too."""
+        return False
+
+    def count(self, addresses: IntArray) -> Counts:
+        """What is in the samples at some addresses, without reading them where that is possible.
+
+        Raises:
+            NotImplementedError: the samples are not packed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no packed samples to count")
 
     @property
     @abstractmethod

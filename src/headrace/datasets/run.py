@@ -12,10 +12,12 @@ import msgspec
 import numpy as np
 
 from headrace.datasets.blend import Blend
-from headrace.datasets.dataset import Dataset, Fields, Sample, empty, repeated
+from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty, repeated
 from headrace.datasets.outline import outline
+from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.errors import ConfigError
 from headrace.plan import ORDER_FORMAT, BatchSchedule, Branch, IntArray, Leaf, Lookup, Node, Order, Plan, Recipe
+from headrace.plan.packing import PackingLedger
 
 
 class Located(NamedTuple):
@@ -148,6 +150,30 @@ class Run:
         for source, rows in _by_source(located.sources):
             self.datasets[source].read_into(located.addresses[rows], out, rows)
         return out
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether samples are packs of documents: then ``count`` and ``counts`` say what is in them."""
+        return all(dataset.is_packed for dataset in self.datasets)
+
+    def count(self, located: Located) -> Counts:
+        """Tokens, supervised tokens, pads and documents of planned samples of packs, without reading where possible."""
+        found = Counts(*np.empty((len(Counts._fields), len(located.positions)), dtype=np.int64))
+        for source, rows in _by_source(located.sources):
+            for column, values in zip(found, self.datasets[source].count(located.addresses[rows]), strict=True):
+                column[rows] = values
+        return found
+
+    def counts(self, step: int) -> dict[str, int]:
+        """Of a step over all ranks: ``tokens``, ``supervised_tokens``, ``pads`` and ``documents`` of its packs."""
+        counted = self.count(self.locate(self.positions(step)))
+        return {name: int(column.sum()) for name, column in counted._asdict().items()}
+
+    @property
+    def ledgers(self) -> dict[str, PackingLedger]:
+        """For each source of packs, by its path: where every document and token of it went."""
+        pairs = zip(self.paths, self.datasets, strict=True)
+        return {path: dataset.ledger for path, dataset in pairs if isinstance(dataset, PackedSequenceDataset)}
 
     def step(self, step: int) -> Sample:
         """The global batch of a step, what the model sees there: NumPy arrays, and their ``sample_positions``."""

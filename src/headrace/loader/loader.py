@@ -11,6 +11,7 @@ from typing import Any, Literal
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write
+from headrace.loader.packed import StepTotals, add_segments
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading, filled
 from headrace.loader.spans import Batch, divide, spans
@@ -24,6 +25,10 @@ class Loader:
     ``position_ids``, each (micro_batch_size, window_tokens) int64, and ``sample_positions``, (micro_batch_size,) int64:
     the position of each sample in the run. They may be changed in place, but for ``position_ids`` that do not restart:
     those are one row expanded, as Megatron and Transformers give them.
+
+    Batches of packed samples carry besides ``cu_seqlens`` and ``max_seqlen``, the segments of the flattened
+    micro-batch, and ``num_supervised_tokens`` and ``step_supervised_tokens``, the labels in it and in the whole global
+    step: the loss of a step is the sum of the token losses over the latter, whatever the ranks and micro-batches.
 
     Every rank has the same number of micro-batches in a step. Where ranks and micro-batches do not divide a step, the
     last one is smaller, possibly empty on some ranks; ``uneven="refuse"`` makes that an error instead.
@@ -101,8 +106,12 @@ class Loader:
         if self.ranks.agree:
             agree(self.run, self._position, self._share)
         work = spans(self.run, self._share, self._position)
+        totals = StepTotals(self.run) if self.run.is_packed else None
         for span, rows in filled(self.run, work, self.reading):
-            for batch, after in zip(divide(rows, span, self.run.constants), span.afters, strict=True):
+            batches = divide(rows, span, self.run.constants)
+            if totals is not None:
+                add_segments(batches, span, totals)
+            for batch, after in zip(batches, span.afters, strict=True):
                 if iteration != self._iteration:
                     raise StateError("this iterator is outdated: the loader was iterated anew or loaded another state")
                 self._position = after

@@ -23,17 +23,20 @@ SPAN_BYTES = 4 << 20
 SPAN_ROWS = 512
 """And at most so many samples, since short ones are many reads."""
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]
+"""Name -> tensor; of packed samples also ``max_seqlen`` and counts, Python integers."""
 
 
 class Span(NamedTuple):
     """Consecutive micro-batches of one rank: the samples to read, and how they divide.
 
-    ``sizes[i]`` rows belong to micro-batch i; after it the run has come to position ``afters[i]``.
+    ``sizes[i]`` rows belong to micro-batch i of global step ``steps[i]``; after it the run has come to position
+    ``afters[i]``.
     """
 
     located: Located
     sizes: list[int]
+    steps: list[int]
     afters: list[int]
 
 
@@ -51,15 +54,14 @@ def spans(run: Run, share: Share, position: int) -> Iterator[Span]:
         if not len(planned):
             return
         located = run.locate(planned.positions())
-        sizes, afters = planned.sizes.tolist(), planned.afters.tolist()
+        sizes, steps, afters = planned.sizes.tolist(), planned.steps.tolist(), planned.afters.tolist()
         row = 0
         first = 0
         while first < len(sizes):
-            part = sizes[first : first + per_span]
-            end = row + sum(part)
-            yield Span(located.rows(row, end), part, afters[first : first + per_span])
-            row = end
-            first += per_span
+            last = first + per_span
+            end = row + sum(sizes[first:last])
+            yield Span(located.rows(row, end), sizes[first:last], steps[first:last], afters[first:last])
+            row, first = end, last
             per_span = max(1, min(2 * per_span, most))
         position = afters[-1]
         wanted = PLAN_POSITIONS

@@ -50,6 +50,26 @@ def unpermute(elements: IntArray, length: int, keys: int | KeyArray) -> IntArray
     return _apply(elements, length, keys, inverse=True)
 
 
+def permute_each(ranks: IntArray, lengths: IntArray, keys: KeyArray) -> IntArray:
+    """(n,) int64: the same with a length of its own for each rank; ``lengths`` (n,) int64, each from 1 to 2^32.
+
+    A Feistel network whatever the length, about 0.3 us a rank: for exchanges among many small groups at once. The
+    permutations of a tiny length are not all equally likely.
+    """
+    left_bases = np.sqrt((lengths - 1).astype(np.float64)).astype(np.int64) + 1
+    right_bases = -(-lengths // left_bases)
+    bases = left_bases.astype(np.uint64), right_bases.astype(np.uint64)
+    rounds = _round_keys(keys)
+    result = _rounds(ranks, *bases, rounds, inverse=False)
+    outside = np.flatnonzero(result >= lengths)
+    while outside.size:
+        left, right = (base[outside] for base in bases)
+        walked = _rounds(result[outside], left, right, [key[outside] for key in rounds], inverse=False)
+        result[outside] = walked
+        outside = outside[walked >= lengths[outside]]
+    return result
+
+
 def _apply(values: IntArray, length: int, keys: int | KeyArray, *, inverse: bool) -> IntArray:
     if length <= 1:
         return np.zeros_like(values)
@@ -59,8 +79,8 @@ def _apply(values: IntArray, length: int, keys: int | KeyArray, *, inverse: bool
 
 
 def _feistel(values: IntArray, length: int, keys: int | KeyArray, *, inverse: bool) -> IntArray:
-    left_base = isqrt(length - 1) + 1
-    right_base = -(-length // left_base)
+    left_digits = isqrt(length - 1) + 1
+    left_base, right_base = np.uint64(left_digits), np.uint64(-(-length // left_digits))
     rounds = _round_keys(keys)
     result = _rounds(values, left_base, right_base, rounds, inverse=inverse)
     outside = np.flatnonzero(result >= length)
@@ -78,20 +98,23 @@ def _round_keys(keys: int | KeyArray) -> list[KeyArray]:
     return [derive_array(keys, np.array([i])) for i in range(_ROUNDS)]
 
 
-def _rounds(values: IntArray, left_base: int, right_base: int, keys: list[KeyArray], *, inverse: bool) -> IntArray:
+Base = np.uint64 | KeyArray
+
+
+def _rounds(values: IntArray, left_base: Base, right_base: Base, keys: list[KeyArray], *, inverse: bool) -> IntArray:
     digits = values.astype(np.uint64)
-    left = digits // np.uint64(right_base)
-    right = digits - left * np.uint64(right_base)
+    left = digits // right_base
+    right = digits - left * right_base
     steps = list(enumerate(keys))
     for i, key in reversed(steps) if inverse else steps:
         if i % 2 == 0:
-            left = _turn(left, right, key, np.uint64(left_base), inverse=inverse)
+            left = _turn(left, right, key, left_base, inverse=inverse)
         else:
-            right = _turn(right, left, key, np.uint64(right_base), inverse=inverse)
-    return (left * np.uint64(right_base) + right).astype(np.int64)
+            right = _turn(right, left, key, right_base, inverse=inverse)
+    return (left * right_base + right).astype(np.int64)
 
 
-def _turn(digit: KeyArray, other: KeyArray, key: KeyArray, base: np.uint64, *, inverse: bool) -> KeyArray:
+def _turn(digit: KeyArray, other: KeyArray, key: KeyArray, base: Base, *, inverse: bool) -> KeyArray:
     """``digit`` moved by a hash of ``other``, modulo ``base`` (at most 2^31, so no product overflows)."""
     hashed = (other + key) * np.uint64(GOLDEN)
     hashed ^= hashed >> np.uint64(32)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from headrace.stores.indexed import IndexedStore
 from headrace.stores.indexed_layout import optimal_dtype
 from headrace.stores.indexed_writer import IndexedWriter
+from headrace.stores.kept_arrays import check_arrays, find_arrays, keep_arrays, kept_name
 from headrace.stores.keyed import KeyedStore
 from headrace.stores.keyed_writer import KeyedWriter
 from headrace.stores.ledger import DocumentLedger, Ledger, TokenLedger
@@ -71,7 +72,11 @@ __all__ = [
     "Writer",
     "WriterState",
     "WrittenShard",
+    "check_arrays",
     "check_file",
+    "find_arrays",
+    "keep_arrays",
+    "kept_name",
     "load_manifest",
     "open",
     "open_keys",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace.errors import ConfigError
-from headrace.stores.store import MAIN, IntArray, KeyList, TokenArray
+from headrace.stores.types import MAIN, IntArray, KeyList, TokenArray
 
 
 def positions(values: ArrayLike, allowed: int, what: str) -> IntArray:
@@ -50,6 +50,15 @@ def document_number(index: int, num_documents: int) -> int:
 def check_range(begin: int, end: int, num_tokens: int) -> None:
     """Raise IndexError unless ``0 <= begin <= end <= num_tokens``."""
     if not 0 <= begin <= end <= num_tokens:
+        raise IndexError(f"tokens {begin} to {end} are out of range; the stream has {num_tokens} tokens")
+
+
+def check_ranges(begins: IntArray, lengths: IntArray, num_tokens: int) -> None:
+    """Raise IndexError unless every range of ``lengths[i]`` tokens from ``begins[i]`` on is within the stream."""
+    outside = (begins < 0) | (lengths < 0) | (begins > num_tokens - lengths)
+    if outside.any():
+        wrong = int(np.argmax(outside))
+        begin, end = int(begins[wrong]), int(begins[wrong]) + int(lengths[wrong])
         raise IndexError(f"tokens {begin} to {end} are out of range; the stream has {num_tokens} tokens")
 
 

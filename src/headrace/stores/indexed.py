@@ -141,6 +141,32 @@ class IndexedStore(Store):
         data = self._reader.read_ranges(self._bin, *stream.ranges(begins, length))
         return data.view(self._dtype).reshape(len(begins), length)
 
+    def stream_view(self, key: str | None = None) -> TokenArray | None:
+        """The mapped ``.bin`` where it is contiguous."""
+        stream = self._use_stream()
+        if type(stream) is not ContiguousStream or self._reader.view(self._bin) is None:
+            return None
+        return self._read_bytes(0, stream.num_tokens * self._dtype.itemsize, "the stream")
+
+    def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
+        """The lengths of all documents, from the sizes of their sequences; the ``.idx`` is let go of at the end."""
+        index = self._index
+        for first in range(0, self.num_documents, num_documents):
+            bounds = index.bounds.read(first, min(first + num_documents, self.num_documents) + 1)
+            low, high = int(bounds[0]), int(bounds[-1])
+            if int(np.diff(bounds).min()) < 0 or low < 0 or high > len(index.sizes):
+                raise StoreError(
+                    f"{index.path}: document indices may not decrease, nor pass {len(index.sizes)} sequences"
+                )
+            sizes = index.sizes.read(low, high)
+            if high - low == len(bounds) - 1 and bool((bounds[1:] - bounds[:-1] == 1).all()):
+                yield sizes
+                continue
+            ends = np.zeros(len(sizes) + 1, np.int64)
+            np.cumsum(sizes, out=ends[1:])
+            yield np.diff(ends[bounds - low])
+        self._reader.release(index.path)
+
     def find_documents(self, begins: IntArray) -> IntArray:
         """(n,) int64: the non-empty document that holds each token. About 3 us each where the ``.idx`` is mapped."""
         stream = self._use_stream()

@@ -160,6 +160,13 @@ class KeyedStore(Store):
         data = self._reader.read_ranges(path, begins * item, np.full(len(begins), length * item, np.int64))
         return data.view(dtype).reshape(len(begins), length)
 
+    def stream_view(self, key: str | None = None) -> TokenArray | None:
+        """The mapped ``.bin`` of a key that is parallel to the main one."""
+        stream: TokenArray | None = None
+        if self._reader.view(self._bin(self._main.key)) is not None:
+            stream = self.fetch(0, self.num_tokens, key)
+        return stream
+
     def find_documents(self, begins: IntArray) -> IntArray:
         """(n,) int64: the non-empty document that holds each value of the main key."""
         begins = positions(begins, self.num_tokens, "begins")

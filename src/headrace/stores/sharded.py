@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.stores.arguments import by_keys, check_range, document_number, positions, read_only
+from headrace.stores.arguments import by_keys, check_range, check_ranges, document_number, positions, read_only
 from headrace.stores.store import IntArray, KeyList, Problem, Store, TokenArray
 
 _BULK_ROWS = 4
@@ -117,6 +117,31 @@ class ShardedStore(Store):
                 for row in rows:
                     out[row] = store.fetch(local[row], local[row] + length)
         return out
+
+    def pieces(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[TokenArray]:
+        """The tokens of each range; a copy only where one crosses from one shard to the next."""
+        shard_begins = self._begins()
+        check_ranges(begins, lengths, int(shard_begins[-1]))
+        of = np.searchsorted(shard_begins, begins, side="right") - 1
+        # An empty range may begin where the last shard ends.
+        of = np.minimum(of, len(self.shards) - 1)
+        found: list[TokenArray] = [np.empty(0)] * len(begins)
+        crosses = begins + lengths > shard_begins[of + 1]
+        for row in np.flatnonzero(crosses).tolist():
+            begin = int(begins[row])
+            found[row] = self._read(begin, begin + int(lengths[row]), self.keys[0] if key is None else key)
+        order = np.argsort(np.where(crosses, -1, of), kind="stable")[int(np.count_nonzero(crosses)) :]
+        shards, firsts = np.unique(of[order], return_index=True)
+        for shard, rows in zip(shards.tolist(), np.split(order, firsts)[1:], strict=True):
+            local = self.shards[shard].pieces(begins[rows] - shard_begins[shard], lengths[rows], key)
+            for row, piece in zip(rows.tolist(), local, strict=True):
+                found[row] = piece
+        return found
+
+    def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
+        """Those of each shard in turn."""
+        for shard in self.shards:
+            yield from shard.length_chunks(num_documents)
 
     def find_documents(self, begins: IntArray) -> IntArray:
         """(n,) int64: the document that holds each token; each shard in use is asked once."""

@@ -9,15 +9,11 @@ from typing import Any, ClassVar, overload
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-TokenArray = NDArray[Any]
-MAIN = "tokens"
-"""What the main key of every store is called, besides its own name."""
+from headrace.stores.arguments import check_ranges
+from headrace.stores.types import MAIN, IntArray, KeyList, TokenArray
 
-KeyList = list[str] | tuple[str, ...]
-"""Several keys. Not ``Sequence[str]``, which a single ``str`` is, too."""
+__all__ = ["MAIN", "IntArray", "KeyList", "Problem", "Store", "TokenArray"]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +110,31 @@ class Store(ABC):
 
         A fresh, writable array. This is the read path of training: one call a batch.
         """
+
+    def stream_view(self, key: str | None = None) -> TokenArray | None:
+        """(num_tokens,) the whole stream without a copy, read-only; None where the store cannot give it so. O(1)."""
+        return None
+
+    def pieces(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[TokenArray]:
+        """Of each range of the stream its (lengths[i],) tokens from ``begins[i]`` on, in order; views where it can.
+
+        The read path of packed samples: about 0.2 us a range where the store is mapped.
+
+        Raises:
+            IndexError: a range that is not within the stream.
+        """
+        ends = (begins + lengths).tolist()
+        stream = self.stream_view(key)
+        if stream is None:
+            return [self.fetch(begin, end, key) for begin, end in zip(begins.tolist(), ends, strict=True)]
+        check_ranges(begins, lengths, len(stream))
+        return [stream[begin:end] for begin, end in zip(begins.tolist(), ends, strict=True)]
+
+    def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
+        """The lengths of all documents, int64, so many at a time: what ``lengths`` gives, in bounded memory."""
+        for first in range(0, self.num_documents, num_documents):
+            end = min(first + num_documents, self.num_documents)
+            yield np.diff(self.document_begins(np.arange(first, end + 1)))
 
     @abstractmethod
     def find_documents(self, begins: IntArray) -> IntArray:

@@ -1,0 +1,92 @@
+"""Plans of packs over the documents of a store: made, kept, and found again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headrace.errors import HeadraceError, StoreError
+from headrace.plan import IntArray
+from headrace.plan.packing import CHUNK, PLAN_VERSION, Packing, PackPlan, PackPlanMeta, plan_packs
+from headrace.stores import Store, find_arrays, keep_arrays, kept_name
+
+KEPT_DOCUMENTS = 1_000_000
+"""Plans of more documents are kept where nothing else is said: to make them anew takes over a tenth of a second."""
+
+
+class StoreLengths:
+    """The lengths of a store's documents, as a planner asks for them. Nothing is held."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __len__(self) -> int:
+        return self._store.num_documents
+
+    def chunks(self) -> Iterator[IntArray]:
+        """Some documents at a time."""
+        return self._store.length_chunks(CHUNK)
+
+    def spans(self, documents: IntArray) -> tuple[IntArray, IntArray]:
+        """Two (n,) int64: where some documents begin in the token stream, and their lengths."""
+        bounds = self._store.document_begins(np.concatenate([documents, documents + 1]))
+        begins = bounds[: len(documents)]
+        return begins, bounds[len(documents) :] - begins
+
+
+def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Path | None) -> PackPlan:
+    """The plan of a store's packs: the one that was kept, mapped, or a new one, which is kept.
+
+    ``folder`` None: plans of over ``KEPT_DOCUMENTS`` documents are kept in the cache folder, where it can be written.
+
+    Raises:
+        ConfigError: as `plan_packs`.
+        StoreError: a kept plan is damaged.
+        OutputError: ``folder`` cannot be written.
+    """
+    asked = folder is not None
+    if folder is None:
+        if store.num_documents <= KEPT_DOCUMENTS:
+            return plan_packs(lengths, packing)
+        folder = cache_folder()
+    name = plan_name(store, packing)
+    if (found := find_arrays(folder, name)) is not None:
+        arrays, data = found
+        try:
+            meta = msgspec.json.decode(data, type=PackPlanMeta)
+        except msgspec.DecodeError as error:
+            raise StoreError(f"{folder / name}: damaged: {error}; remove it, it is made anew") from error
+        if (meta.num_documents, meta.ledger.raw_tokens) != (store.num_documents, store.num_tokens):
+            raise StoreError(
+                f"{folder / name}: a plan over {meta.num_documents:,} documents of {meta.ledger.raw_tokens:,} tokens; "
+                f"{store.path} has {store.num_documents:,} of {store.num_tokens:,}. Remove it, it is made anew"
+            )
+        return PackPlan(meta, arrays, lengths)
+    plan = plan_packs(lengths, packing)
+    try:
+        keep_arrays(folder, name, plan.arrays, msgspec.json.encode(plan.meta))
+    except HeadraceError:
+        # A cache that cannot be written costs time only; a folder that was asked for is an error.
+        if asked:
+            raise
+        return plan
+    # Mapped in place of held: the processes of a machine share one copy.
+    kept = find_arrays(folder, name)
+    return plan if kept is None else PackPlan(plan.meta, kept[0], lengths)
+
+
+def plan_name(store: Store, packing: Packing) -> str:
+    """What a plan is kept by: 128 bits over the store's content, the packing and the version of the algorithms."""
+    return kept_name("packs", PLAN_VERSION, store.fingerprint, store.num_documents, msgspec.to_builtins(packing))
+
+
+def cache_folder() -> Path:
+    """``$HEADRACE_CACHE``, or ``headrace`` in the user's cache folder."""
+    named = os.environ.get("HEADRACE_CACHE")
+    if named:
+        return Path(named) / "packs"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "packs"

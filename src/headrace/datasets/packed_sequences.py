@@ -1,0 +1,287 @@
+"""Documents of a store packed into samples of fixed length."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from headrace.datasets.assembly import IGNORED, Ranges, Rows
+from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
+from headrace.datasets.pack_plans import StoreLengths, make_plan
+from headrace.errors import ConfigError
+from headrace.plan import IntArray, KeyArray
+from headrace.plan.packing import Packing, PackingLedger, PackItems
+from headrace.stores import Store
+
+_INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
+_PACK_BITS = 32
+_log = logging.getLogger("headrace")
+
+
+class PackedSequenceDataset(Dataset):
+    """Sample i is pack i of a plan over the lengths of a store's documents.
+
+    Fields, each (max_seq_len,):
+
+    - ``input_ids`` int64: documents one after another, then pads of ``padding_idx``;
+    - ``labels`` int64: for each token the next one of its document; -100 where there is none (the last token of a
+      document; with ``border_labels="keep"`` the next document's first token), at pads, and where ``loss_mask_key``
+      is 0 for the token that is to be predicted;
+    - ``loss_mask`` bool: where the label is not -100;
+    - ``position_ids`` int64: from 0 again in each segment, that is a document and its own pads, or the pads at the end;
+    - ``document_ids`` int64: the store's number of each token's document, -1 at pads.
+
+    Items have besides ``seq_lens`` (segments,) int32, ``cu_seqlens`` (segments + 1,) int32, their prefix sums from 0 to
+    max_seq_len, and ``max_seqlen``, an int.
+
+    A piece of a document that was cut has the document's next token as the label of its last one: nothing is lost.
+
+    The plan is made at once (see `headrace.plan.packing.plan_packs` for its cost), or mapped where it was kept before.
+
+    Args:
+        store: where the documents are.
+        packing: how they are packed.
+        padding_idx: the id of pads.
+        loss_mask_key: of a store with several keys, the parallel one that is 1 at tokens that are trained on.
+        border_labels: whether a document's last token has a label.
+        plan_folder: where plans are kept; by default those of over a million documents in ``$HEADRACE_CACHE``, or
+            ``~/.cache/headrace``, and smaller ones nowhere, since to make them takes less than a tenth of a second.
+
+    Raises:
+        ConfigError: over-long documents and no policy for them, no documents with tokens, an unknown key or value.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        packing: Packing,
+        *,
+        padding_idx: int = 0,
+        loss_mask_key: str | None = None,
+        border_labels: Literal["mask", "keep"] = "mask",
+        plan_folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not isinstance(store, Store):
+            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+        if not isinstance(packing, Packing):
+            raise ConfigError(f"packing is {packing!r}; expected a Packing, as headrace.Packing(max_seq_len=4096)")
+        if border_labels not in ("mask", "keep"):
+            raise ConfigError(f"border_labels is {border_labels!r}; allowed are 'mask', 'keep'")
+        self.store = store
+        self.packing = packing
+        self.padding_idx = padding_idx
+        self.loss_mask_key = loss_mask_key
+        self._keep_borders = border_labels == "keep"
+        if loss_mask_key is not None:
+            store.fetch(0, min(1, store.num_tokens), loss_mask_key)
+        self._lengths = StoreLengths(store)
+        self.plan = make_plan(store, self._lengths, packing, None if plan_folder is None else Path(plan_folder))
+        if not len(self.plan):
+            raise ConfigError(f"{store.path} has no documents to pack into {packing.max_seq_len:,} tokens")
+        self._ranges = Ranges(packing.max_seq_len)
+        self._pad = np.zeros(packing.max_seq_len, dtype=store.dtypes[store.keys[0]])
+        self._say()
+
+    def _say(self) -> None:
+        """What was lost is said before the first step."""
+        level = logging.WARNING if self.ledger.lost_tokens else logging.INFO
+        _log.log(level, "%s: %s", self.store.path, self.describe())
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens of a sample, pads included."""
+        return self.packing.max_seq_len
+
+    @property
+    def ledger(self) -> PackingLedger:
+        """Where every document and token of the store went."""
+        return self.plan.ledger
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Name -> (shape, dtype)."""
+        dtypes = dict.fromkeys(("input_ids", "labels", "position_ids", "document_ids"), _INT64)
+        return {name: ((self.max_seq_len,), dtype) for name, dtype in {**dtypes, "loss_mask": _BOOL}.items()}
+
+    @property
+    def is_packed(self) -> bool:
+        """Samples are made of segments."""
+        return True
+
+    @property
+    def num_tokens_per_sample(self) -> float:
+        """The mean tokens of a pack, without pads."""
+        return self.ledger.num_tokens / len(self)
+
+    @property
+    def deviation_tokens_per_sample(self) -> float:
+        """The standard deviation of the same."""
+        return self.plan.meta.deviation_tokens
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the bytes of the samples."""
+        return {
+            "kind": "packed_sequences",
+            "version": self.plan.meta.version,
+            "store": self.store.fingerprint,
+            "num_tokens": self.store.num_tokens,
+            "lengths": self.plan.meta.lengths_xxh3_128,
+            "packing": msgspec.to_builtins(self.packing),
+            "padding_idx": self.padding_idx,
+            "loss_mask_key": self.loss_mask_key,
+            "border_labels": "keep" if self._keep_borders else "mask",
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """128 bits in hex over ``recipe``."""
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
+
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """(n,) int64: the pack, and with ``repack`` 31 bits of the epoch's key above it."""
+        if keys is None or not self.packing.repack:
+            return indices
+        # The lowest bit says that there is a key: without one nothing is exchanged.
+        return indices | ((keys >> np.uint64(34)).astype(np.int64) << (_PACK_BITS + 1)) | (1 << _PACK_BITS)
+
+    def items(self, addresses: IntArray) -> PackItems:
+        """The pieces in the packs at some addresses."""
+        packs = addresses & ((1 << _PACK_BITS) - 1)
+        if not self.packing.repack or not (addresses >> _PACK_BITS).any():
+            return self.plan.items(packs)
+        return self.plan.items(packs, (addresses >> (_PACK_BITS + 1)).astype(np.uint64))
+
+    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
+        """Read the packs at ``addresses`` into ``rows`` of ``out``."""
+        if isinstance(rows, slice) and all(values[rows].flags.c_contiguous for values in out.values()):
+            self._assemble(addresses, {name: values[rows] for name, values in out.items()})
+            return
+        apart = {name: np.empty((len(addresses), *values.shape[1:]), values.dtype) for name, values in out.items()}
+        self._assemble(addresses, apart)
+        for name, values in apart.items():
+            out[name][rows] = values
+
+    def _assemble(self, addresses: IntArray, out: Sample) -> None:
+        if not len(addresses):
+            return
+        items = self.items(addresses)
+        packing = self.packing
+        layout = Rows.of(
+            items.offsets, items.lengths, row_tokens=self.max_seq_len, segment_multiple=packing.segment_multiple
+        )
+        flat = {name: values.reshape(-1) for name, values in out.items()}
+        ids, labels, mask = flat["input_ids"], flat["labels"], flat["loss_mask"]
+        tokens = layout.concatenate(self.store.pieces(items.starts, items.lengths), self._pad)
+        ids[:] = tokens
+        labels[:-1] = tokens[1:]
+        layout.positions(self._ranges, flat["position_ids"])
+        flat["document_ids"][:] = layout.repeat(items.documents, -1)
+        pads = layout.pads()
+        last = layout.ends - 1
+        ids[pads] = self.padding_idx
+        labels[pads] = IGNORED
+        mask[:] = True
+        mask[pads] = False
+        # The last token of a piece: what follows in its document where it goes on, else nothing, unless it is asked to
+        # have what follows in the pack.
+        closed = last[~(items.continues | self._followed(items))]
+        labels[closed] = IGNORED
+        mask[closed] = False
+        going_on = np.flatnonzero(items.continues)
+        if len(going_on):
+            after = items.starts[going_on] + items.lengths[going_on]
+            labels[last[going_on]] = np.concatenate(self.store.pieces(after, np.ones_like(after)))
+        if self.loss_mask_key is not None:
+            self._mask_labels(self.loss_mask_key, items, layout, labels, mask)
+
+    def _mask_labels(self, key: str, items: PackItems, layout: Rows, labels: NDArray[Any], mask: NDArray[Any]) -> None:
+        """Leave out the labels of tokens that the store says are not trained on."""
+        marks = self.store.pieces(items.starts, items.lengths, key)
+        # A label is the token after its own, and it is that token's mark that counts.
+        wanted = np.zeros(len(mask), dtype=bool)
+        wanted[:-1] = layout.concatenate(marks, np.zeros(self.max_seq_len, marks[0].dtype))[1:] != 0
+        going_on = np.flatnonzero(items.continues)
+        if len(going_on):
+            after = items.starts[going_on] + items.lengths[going_on]
+            wanted[layout.ends[going_on] - 1] = np.concatenate(self.store.pieces(after, np.ones_like(after), key)) != 0
+        mask &= wanted
+        labels[~mask] = IGNORED
+
+    def count(self, addresses: IntArray) -> Counts:
+        """Of each pack: tokens, supervised tokens, pads, pieces; reads nothing but marks, with a ``loss_mask_key``."""
+        items = self.items(addresses)
+        sums = _prefix_sums(items.lengths)
+        tokens = np.diff(sums[items.offsets])
+        # A piece predicts all its tokens but the first, and the one after its last where there is a label for it.
+        labelled = items.continues | self._followed(items)
+        if self.loss_mask_key is None:
+            supervised = items.lengths - 1 + labelled
+        else:
+            marks = np.concatenate([*self.store.pieces(items.starts, items.lengths, self.loss_mask_key), [0]]) != 0
+            trained = np.diff(_prefix_sums(marks[:-1])[sums]) - marks[sums[:-1]]
+            supervised = trained + self._marks_after(items, marks[sums[:-1]]) * labelled
+        return Counts(
+            tokens, np.diff(_prefix_sums(supervised)[items.offsets]), self.max_seq_len - tokens, np.diff(items.offsets)
+        )
+
+    def _followed(self, items: PackItems) -> NDArray[np.bool_]:
+        """(pieces,): whether the label of a piece's last token is the first token of the piece behind it."""
+        followed = np.full(len(items.lengths), self._keep_borders)
+        followed[items.offsets[1:] - 1] = False
+        followed &= items.lengths % self.packing.segment_multiple == 0
+        return followed & ~items.continues
+
+    def _marks_after(self, items: PackItems, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(pieces,): the mark of what each piece's last token predicts; ``first`` are those of the first tokens."""
+        after = np.append(first[1:], False)
+        going_on = np.flatnonzero(items.continues)
+        if len(going_on):
+            key = self.loss_mask_key
+            places = items.starts[going_on] + items.lengths[going_on]
+            after[going_on] = np.concatenate(self.store.pieces(places, np.ones_like(places), key)) != 0
+        return after
+
+    def __getitem__(self, index: int) -> Sample:
+        return with_segments(super().__getitem__(index))
+
+    def __getitems__(self, indices: Any) -> list[Sample]:
+        """The samples at ``indices``, read as one batch."""
+        return [with_segments(sample) for sample in super().__getitems__(indices)]
+
+    def describe(self) -> str:
+        """One line: how the documents are packed, how full, and what was lost."""
+        ledger, packing = self.ledger, self.packing
+        packed = ledger.raw_documents - ledger.empty_documents - ledger.dropped_documents
+        local = "" if packing.window_documents is None else f" by windows of {packing.window_documents:,} documents"
+        return (
+            f"packs of {self.max_seq_len:,} tokens ({packing.strategy}{local}): {packed:,} documents, "
+            f"{packed / len(self):,.1f} a pack, fill {ledger.fill:.2%}, "
+            f"{ledger.split_documents:,} documents split, {ledger.lost_share:.2%} of the tokens lost"
+        )
+
+
+def with_segments(sample: Sample) -> Sample:
+    """A packed sample with its ``seq_lens``, ``cu_seqlens`` and ``max_seqlen``."""
+    begins = np.flatnonzero(sample["position_ids"] == 0)
+    bounds = np.append(begins, len(sample["position_ids"])).astype(np.int32)
+    lengths = np.diff(bounds)
+    extra: dict[str, Any] = {"seq_lens": lengths, "cu_seqlens": bounds, "max_seqlen": int(lengths.max())}
+    return {**sample, **extra}
+
+
+def _prefix_sums(values: NDArray[Any]) -> IntArray:
+    sums = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums

@@ -1,0 +1,174 @@
+"""A plan of packs: which pieces of which documents lie in pack p, looked up for many packs at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.plan.keys import IntArray, KeyArray, derive_array
+from headrace.plan.packing.ledger import PackingLedger
+from headrace.plan.packing.lengths import Lengths
+from headrace.plan.packing.options import Packing
+from headrace.plan.packing.survey import own_begins, own_lengths
+from headrace.plan.permutation import permute_each
+
+PLAN_VERSION = 1
+"""Raised by a change to what any pack holds."""
+
+
+class PackPlanMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a plan besides its arrays; JSON-safe."""
+
+    version: int = PLAN_VERSION
+    packing: Packing
+    num_documents: int
+    num_packs: int
+    num_full: int
+    """The first so many packs hold one full piece each (``best_fit`` with splitting)."""
+    lengths_xxh3_128: str
+    """Of the lengths that were planned, as little-endian int64."""
+    deviation_tokens: float
+    """Standard deviation of the tokens in a pack."""
+    ledger: PackingLedger
+
+
+class PackItems(NamedTuple):
+    """The pieces in some packs, in order; pack i has those from ``offsets[i]`` to ``offsets[i + 1]``.
+
+    ``offsets`` (packs + 1,) int64; all others (pieces,): ``documents``, ``begins`` and ``lengths`` int64, the tokens
+    ``[begin, begin + length)`` of the document; ``starts`` int64, where that is in the stream of all tokens;
+    ``continues`` bool, whether the document goes on in another pack.
+    """
+
+    offsets: IntArray
+    documents: IntArray
+    begins: IntArray
+    lengths: IntArray
+    starts: IntArray
+    continues: NDArray[np.bool_]
+
+
+class PackPlan:
+    """Packs of pieces of documents.
+
+    The arrays, some of which a plan may not have:
+
+    - ``bounds`` (packs + 1,) uint32 and ``pieces`` (pieces,) uint32: pack after pack, the numbers of its pieces, or of
+      their ranks by length where epochs re-pack; without ``pieces`` each piece is in its place;
+    - ``long_documents``, ``long_ends`` (documents with full pieces,) uint32: which, and prefix sums of their numbers;
+    - ``by_length`` (pieces,) uint32: documents by the length of their own piece, longest first, and ``class_begins``
+      (distinct lengths + 1,) uint32: where each length begins among them;
+    - ``ends`` (documents,) int64: where each ends in the token stream, for ``wrapped``.
+
+    That is at most 8 bytes a piece, and 4 more with ``repack``.
+    """
+
+    def __init__(self, meta: PackPlanMeta, arrays: Mapping[str, NDArray[Any]], lengths: Lengths) -> None:
+        self.meta = meta
+        self.arrays = dict(arrays)
+        self._lengths = lengths
+
+    def __len__(self) -> int:
+        return self.meta.num_packs
+
+    @property
+    def packing(self) -> Packing:
+        """How the documents were packed."""
+        return self.meta.packing
+
+    @property
+    def ledger(self) -> PackingLedger:
+        """Where every token went."""
+        return self.meta.ledger
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def items(self, packs: IntArray, keys: KeyArray | None = None) -> PackItems:
+        """The pieces of (n,) int64 packs; with ``repack`` and (n,) uint64 ``keys``, one an epoch, exchanged by them."""
+        if "ends" in self.arrays:
+            return self._wrapped(packs)
+        offsets, pieces = self._pieces(packs, keys)
+        num_full = self.meta.num_full
+        # Only here can there be full pieces; where there are none, nothing has to be told apart.
+        is_full = pieces >= self.meta.num_documents if num_full or "long_ends" in self.arrays else None
+        documents = pieces
+        if is_full is not None:
+            ends = self.arrays["long_ends"]
+            number = pieces[is_full] - self.meta.num_documents
+            place = np.searchsorted(ends, number.astype(ends.dtype), side="right")
+            documents = pieces.copy()
+            documents[is_full] = self.arrays["long_documents"][place]
+        document_begins, document_lengths = self._lengths.spans(documents)
+        begins, lengths = own_begins(document_lengths, self.packing), own_lengths(document_lengths, self.packing)
+        continues = np.zeros(len(documents), dtype=bool)
+        if is_full is not None:
+            size = self.packing.max_seq_len
+            # Pieces of a document are numbered one after another: its first one is where the document before it ends.
+            firsts = np.where(place > 0, ends[place - 1], 0).astype(np.int64)
+            begins[is_full] = (number - firsts) * size
+            lengths[is_full] = size
+            continues[is_full] = begins[is_full] + size < document_lengths[is_full]
+        return PackItems(offsets, documents, begins, lengths, document_begins + begins, continues)
+
+    def _pieces(self, packs: IntArray, keys: KeyArray | None) -> tuple[IntArray, IntArray]:
+        """(packs + 1,) offsets and the (pieces,) int64 numbers of the pieces of some packs."""
+        num_full = self.meta.num_full
+        full = packs < num_full
+        some_full = bool(num_full) and bool(full.any())
+        if some_full and full.all():
+            return np.arange(len(packs) + 1, dtype=np.int64), self.meta.num_documents + packs
+        bounds = self.arrays["bounds"]
+        inner = np.where(full, 0, packs - num_full)
+        first = bounds[inner].astype(np.int64)
+        counts = bounds[inner + 1].astype(np.int64) - first
+        counts[full] = 1
+        offsets = np.zeros(len(packs) + 1, dtype=np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        # A full pack looks at the first piece of all and is corrected at the end, so that the rest needs no cases.
+        pieces = np.arange(offsets[-1], dtype=np.int64) + np.repeat(first - offsets[:-1], counts)
+        if "pieces" in self.arrays:
+            pieces = self.arrays["pieces"][pieces].astype(np.int64)
+        if "by_length" in self.arrays:
+            if keys is not None:
+                pieces = self._exchanged(pieces, np.repeat(keys, counts))
+            pieces = self.arrays["by_length"][pieces].astype(np.int64)
+        if some_full:
+            pieces[offsets[:-1][full]] = self.meta.num_documents + packs[full]
+        return offsets, pieces
+
+    def _exchanged(self, ranks: IntArray, keys: KeyArray) -> IntArray:
+        """Ranks by length, permuted by the key of the epoch among the ranks of the same length."""
+        begins = self.arrays["class_begins"]
+        of = np.searchsorted(begins, ranks.astype(begins.dtype), side="right") - 1
+        first = begins[of].astype(np.int64)
+        sizes = begins[of + 1].astype(np.int64) - first
+        return first + permute_each(ranks - first, sizes, derive_array(keys, of))
+
+    def _wrapped(self, packs: IntArray) -> PackItems:
+        """Slices of the stream, cut at documents."""
+        ends = self.arrays["ends"]
+        size = self.packing.max_seq_len
+        begin = packs * size
+        end = np.minimum(begin + size, ends[-1] if len(ends) else 0)
+        first = np.searchsorted(ends, begin, side="right")
+        counts = np.searchsorted(ends, end, side="left") - first + 1
+        documents = np.arange(counts.sum(), dtype=np.int64)
+        offsets = np.zeros(len(packs) + 1, dtype=np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        documents += np.repeat(first - offsets[:-1], counts)
+        until = ends[documents]
+        since = np.where(documents > 0, ends[documents - 1], 0)
+        low = np.maximum(since, np.repeat(begin, counts))
+        high = np.minimum(until, np.repeat(end, counts))
+        some = high > low
+        kept = np.zeros(len(documents) + 1, dtype=np.int64)
+        np.cumsum(some, out=kept[1:])
+        low, high, since, until = low[some], high[some], since[some], until[some]
+        return PackItems(kept[offsets], documents[some], low - since, high - low, low, high < until)
