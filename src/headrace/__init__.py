@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace.datasets import Blend, PackedSequenceDataset, Run, WindowDataset
+    from headrace.datasets import Blend, DocumentDataset, PackedDataset, PackedSequenceDataset, Run, WindowDataset
     from headrace.errors import (
         ConfigError,
         HeadraceError,
@@ -32,12 +32,14 @@ _HOMES = {
     "BatchSchedule": "headrace.plan",
     "Blend": "headrace.datasets",
     "ConfigError": "headrace.errors",
+    "DocumentDataset": "headrace.datasets",
     "HeadraceError": "headrace.errors",
     "InputError": "headrace.errors",
     "Loader": "headrace.loader",
     "MissingExtraError": "headrace.errors",
     "Order": "headrace.plan",
     "OutputError": "headrace.errors",
+    "PackedDataset": "headrace.datasets",
     "PackedSequenceDataset": "headrace.datasets",
     "Packing": "headrace.plan.packing",
     "Ranks": "headrace.loader",
@@ -55,12 +57,14 @@ __all__ = [
     "BatchSchedule",
     "Blend",
     "ConfigError",
+    "DocumentDataset",
     "HeadraceError",
     "InputError",
     "Loader",
     "MissingExtraError",
     "Order",
     "OutputError",
+    "PackedDataset",
     "PackedSequenceDataset",
     "Packing",
     "Ranks",

@@ -129,7 +129,13 @@ def legs(draw: st.DrawFn) -> list[Leg]:
 def life(run: Run, leg: Leg, state: dict[str, Any] | None, seen: dict[int, dict[str, list[int]]]) -> dict[str, Any]:
     """One life of all ranks; adds to ``seen`` what each position delivered, and returns the state at the kill."""
     loaders = [
-        Loader(run, micro_batch_size=leg.micro_batch_size, ranks=Ranks(rank, leg.world_size), reading=leg.reading)
+        Loader(
+            run,
+            micro_batch_size=leg.micro_batch_size,
+            ranks=Ranks(rank, leg.world_size),
+            reading=leg.reading,
+            debug=True,
+        )
         for rank in range(leg.world_size)
     ]
     for loader in loaders:

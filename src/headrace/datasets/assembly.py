@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from headrace.plan import IntArray
 
-IGNORED = -100
-"""The label of a token that is not trained on, as PyTorch's cross entropy has it."""
-
 
 class Ranges(dict[int, IntArray]):
     """length -> 0 .. length - 1, each a view that is made once: to look it up costs a third of making it."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 
 Sample = dict[str, NDArray[Any]]
@@ -64,9 +65,9 @@ class Dataset(ABC):
         """What is in the samples at some addresses, without reading them where that is possible.
 
         Raises:
-            NotImplementedError: the samples are not packed.
+            ConfigError: the samples are not packed.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no packed samples to count")
+        raise ConfigError(f"{type(self).__name__}: only packed samples are counted; these all hold the same")
 
     @property
     @abstractmethod

@@ -13,12 +13,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.datasets.assembly import IGNORED, Ranges, Rows
+from headrace.datasets.assembly import Ranges, Rows
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
 from headrace.datasets.pack_plans import StoreLengths, make_plan
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.packing import Packing, PackingLedger, PackItems
+from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import Store
 
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
@@ -191,13 +192,13 @@ class PackedSequenceDataset(Dataset):
         pads = layout.pads()
         last = layout.ends - 1
         ids[pads] = self.padding_idx
-        labels[pads] = IGNORED
+        labels[pads] = IGNORED_LABEL
         mask[:] = True
         mask[pads] = False
         # The last token of a piece: what follows in its document where it goes on, else nothing, unless it is asked to
         # have what follows in the pack.
         closed = last[~(items.continues | self._followed(items))]
-        labels[closed] = IGNORED
+        labels[closed] = IGNORED_LABEL
         mask[closed] = False
         going_on = np.flatnonzero(items.continues)
         if len(going_on):
@@ -217,7 +218,7 @@ class PackedSequenceDataset(Dataset):
             after = items.starts[going_on] + items.lengths[going_on]
             wanted[layout.ends[going_on] - 1] = np.concatenate(self.store.pieces(after, np.ones_like(after), key)) != 0
         mask &= wanted
-        labels[~mask] = IGNORED
+        labels[~mask] = IGNORED_LABEL
 
     def count(self, addresses: IntArray) -> Counts:
         """Of each pack: tokens, supervised tokens, pads, pieces; reads nothing but marks, with a ``loss_mask_key``."""

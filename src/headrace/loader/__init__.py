@@ -4,6 +4,9 @@
                                                                           |
                                                      Loader.state_dict() after any of them
 
+Of packed samples also what attention takes beside them: masks, FlexAttention's blocks, varlen arguments, the parts of
+context-parallel ranks, and the padding-free layouts of Hugging Face.
+
 May import: datasets, plan, io, errors; and torch.
 """
 
@@ -14,8 +17,28 @@ except ImportError as error:
 
     raise MissingExtraError("the loader needs torch: pip install 'headrace[torch]'") from error
 
+from headrace.loader.attention import (
+    block_causal_mask,
+    context_parallel,
+    flex_block_mask,
+    mask_mod,
+    varlen_arguments,
+)
+from headrace.loader.flattening import flatten, flatten_packed
 from headrace.loader.loader import Loader, load_recipe
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
 
-__all__ = ["Loader", "Ranks", "Reading", "load_recipe"]
+__all__ = [
+    "Loader",
+    "Ranks",
+    "Reading",
+    "block_causal_mask",
+    "context_parallel",
+    "flatten",
+    "flatten_packed",
+    "flex_block_mask",
+    "load_recipe",
+    "mask_mod",
+    "varlen_arguments",
+]

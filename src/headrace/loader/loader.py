@@ -11,7 +11,7 @@ from typing import Any, Literal
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write
-from headrace.loader.packed import StepTotals, add_segments
+from headrace.loader.packed import StepTotals, add_segments, verify
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading, filled
 from headrace.loader.spans import Batch, divide, spans
@@ -44,6 +44,8 @@ class Loader:
         reading: threads or workers, and how far ahead.
         uneven: what to do with steps that ranks and micro-batches do not divide.
         restart: whether each iteration begins at position 0.
+        debug: check every packed micro-batch before it is handed out, each field against every other one; a
+            contradiction is a HeadraceError. Takes about as long as reading it twice.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Loader:
         reading: Reading | None = None,
         uneven: Literal["deal", "refuse"] = "deal",
         restart: bool = False,
+        debug: bool = False,
     ) -> None:
         micro_batch_size = index(micro_batch_size)
         if micro_batch_size < 1:
@@ -68,6 +71,7 @@ class Loader:
         if uneven == "refuse":
             self._refuse_uneven()
         self._restart = restart
+        self._debug = debug
         self._loaded = False
         self._position = 0
         self._iteration = 0
@@ -114,6 +118,8 @@ class Loader:
             for batch, after in zip(batches, span.afters, strict=True):
                 if iteration != self._iteration:
                     raise StateError("this iterator is outdated: the loader was iterated anew or loaded another state")
+                if self._debug and totals is not None:
+                    verify(batch)
                 self._position = after
                 yield batch
 

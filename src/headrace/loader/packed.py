@@ -9,6 +9,8 @@ import torch
 
 from headrace.datasets import Run
 from headrace.loader.spans import Batch, Span
+from headrace.plan.packed_check import verify_packed
+from headrace.plan.segments import cu_seqlens
 
 COUNT_POSITIONS = 1024
 """Samples that are counted together, in whole steps."""
@@ -54,10 +56,14 @@ def add_segments(batches: list[Batch], span: Span, totals: StepTotals) -> None:
     - ``step_supervised_tokens`` int: those of the whole global step, over all micro-batches and ranks.
     """
     for batch, step in zip(batches, span.steps, strict=True):
-        positions = batch["position_ids"].numpy().reshape(-1)
-        # int32 from the first: the places of the zeros are the begins of the segments, the end closes the last.
-        bounds = np.append(np.flatnonzero(positions == 0), len(positions)).astype(np.int32)
+        bounds = cu_seqlens(batch["position_ids"].numpy())
         batch["cu_seqlens"] = torch.from_numpy(bounds)
         batch["max_seqlen"] = int(np.diff(bounds).max()) if len(bounds) > 1 else 0
         batch["num_supervised_tokens"] = int(np.count_nonzero(batch["loss_mask"].numpy()))
         batch["step_supervised_tokens"] = totals.of(step)
+
+
+def verify(batch: Batch) -> None:
+    """Check every field of a packed micro-batch against every other one; raises HeadraceError with what is wrong."""
+    arrays = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+    verify_packed(arrays)

@@ -29,7 +29,7 @@ class Arrangement(NamedTuple):
     order: IntArray | None
     bounds: NDArray[np.uint32]
     filled: int
-    squares: int
+    squares: float
 
 
 def arrange(sizes: Sizes, packing: Packing) -> Arrangement:
@@ -38,13 +38,13 @@ def arrange(sizes: Sizes, packing: Packing) -> Arrangement:
     if packing.strategy == "greedy":
         firsts = next_fit(cast("IntArray", sizes), capacity)
         filled = np.add.reduceat(sizes, firsts[:-1], dtype=np.int64) if len(firsts) > 1 else np.zeros(0, dtype=np.int64)
-        return Arrangement(None, firsts.astype(np.uint32), int(filled.sum()), int((filled * filled).sum()))
+        return Arrangement(None, firsts.astype(np.uint32), int(filled.sum()), _squares(filled))
     if packing.strategy == "first_fit":
         packs, room = first_fit(sizes, capacity)
         ends = np.cumsum(np.bincount(packs, minlength=len(room)))
         filled = capacity - room
         order = np.argsort(packs, kind="stable")
-        return Arrangement(order, np.append(0, ends).astype(np.uint32), int(filled.sum()), int((filled * filled).sum()))
+        return Arrangement(order, np.append(0, ends).astype(np.uint32), int(filled.sum()), _squares(filled))
     placement = place(np.bincount(sizes, minlength=capacity + 1))
     bounds = placement.bounds()
     by_length = np.argsort(-sizes, kind="stable")
@@ -54,6 +54,11 @@ def arrange(sizes: Sizes, packing: Packing) -> Arrangement:
         order[places] = by_length[at : at + len(places)]
         at += len(places)
     return Arrangement(order, bounds, *filling(placement, capacity))
+
+
+def _squares(filled: IntArray) -> float:
+    """As a float, which no number of long packs overflows."""
+    return float(np.square(filled, dtype=np.float64).sum())
 
 
 def filling(placement: Placement, capacity: int) -> tuple[int, int]:

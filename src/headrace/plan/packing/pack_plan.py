@@ -32,7 +32,7 @@ class PackPlanMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lengths_xxh3_128: str
     """Of the lengths that were planned, as little-endian int64."""
     deviation_tokens: float
-    """Standard deviation of the tokens in a pack."""
+    """Standard deviation of the tokens in a pack, the pads within its segments among them."""
     ledger: PackingLedger
 
 

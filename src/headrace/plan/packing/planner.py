@@ -41,6 +41,7 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
         arrays["long_documents"] = np.concatenate(survey.long_documents).astype(np.uint32)
         arrays["long_ends"] = np.cumsum(np.concatenate(survey.long_pieces)).astype(np.uint32)
     num_full = 0
+    squares: float
     if packing.strategy in ("best_fit", "best_fit_split") and packing.window_documents is None:
         # Full pieces are packs by themselves, the first ones; nothing has to be stored for them.
         num_full = survey.num_full
@@ -54,8 +55,9 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
             f"the packs hold {int(arrays['bounds'][-1]):,} pieces of {filled:,} units, the documents have "
             f"{num_pieces:,} of {units:,}: a fault of Headrace, please report it"
         )
-    squares += num_full * packing.capacity**2
-    return _plan(source, survey, packing, arrays, num_full, num_full + len(arrays["bounds"]) - 1, squares)
+    num_packs = num_full + len(arrays["bounds"]) - 1
+    deviation = _deviation(num_packs, filled + num_full * packing.capacity, squares + num_full * packing.capacity**2)
+    return _plan(source, survey, packing, arrays, num_full, num_packs, deviation * packing.segment_multiple)
 
 
 def _best_fit(source: Lengths, survey: Survey, packing: Packing, arrays: Arrays) -> tuple[int, int]:
@@ -75,12 +77,13 @@ def _best_fit(source: Lengths, survey: Survey, packing: Packing, arrays: Arrays)
     return filling(placement, packing.capacity)
 
 
-def _by_window(source: Lengths, survey: Survey, packing: Packing, arrays: Arrays) -> tuple[int, int]:
+def _by_window(source: Lengths, survey: Survey, packing: Packing, arrays: Arrays) -> tuple[int, float]:
     """Each window of documents for itself, or all of them as one; as ``_best_fit``."""
     num_pieces = int(survey.counts[1:].sum()) + survey.num_full
     pieces = np.empty(num_pieces, dtype=np.uint32)
     bounds: list[NDArray[np.uint32]] = []
-    at = filled = squares = 0
+    at = filled = 0
+    squares = 0.0
     for numbers, sizes in _windows(source, survey, packing):
         found: Arrangement = arrange(sizes, packing)
         pieces[at : at + len(numbers)] = numbers if found.order is None else numbers[found.order]
@@ -159,24 +162,26 @@ def _wrapped(source: Lengths, survey: Survey, packing: Packing) -> PackPlan:
     survey.over_long, survey.remainder_tokens = cut, remainder
     last = begin - (num_packs - 1) * size if num_packs else 0
     squares = max(0, num_packs - 1) * size * size + last * last
-    return _plan(source, survey, packing, {"ends": ends}, 0, num_packs, squares)
+    return _plan(source, survey, packing, {"ends": ends}, 0, num_packs, _deviation(num_packs, begin, squares))
+
+
+def _deviation(num_packs: int, total: int, squares: float) -> float:
+    """The standard deviation of numbers with this sum, and this sum of squares."""
+    return sqrt(max(0.0, num_packs * squares - total * total)) / num_packs if num_packs else 0.0
 
 
 def _plan(
-    source: Lengths, survey: Survey, packing: Packing, arrays: Arrays, num_full: int, num_packs: int, squares: int
+    source: Lengths, survey: Survey, packing: Packing, arrays: Arrays, num_full: int, num_packs: int, deviation: float
 ) -> PackPlan:
     ledger = _ledger(survey, packing, num_packs)
     ledger.verify()
-    mean = ledger.num_tokens / max(1, num_packs)
-    # Squares are of units; what the pads within a unit make of it is left out.
-    in_units = squares * packing.segment_multiple**2 / max(1, num_packs)
     meta = PackPlanMeta(
         packing=packing,
         num_documents=survey.num_documents,
         num_packs=num_packs,
         num_full=num_full,
         lengths_xxh3_128=survey.digest,
-        deviation_tokens=sqrt(max(0.0, in_units - mean * mean)) if packing.segment_multiple == 1 else 0.0,
+        deviation_tokens=deviation,
         ledger=ledger,
     )
     return PackPlan(meta, arrays, source)

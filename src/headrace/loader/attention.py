@@ -1,0 +1,203 @@
+"""What attention takes beside a packed micro-batch: masks, FlexAttention's blocks, varlen arguments, CP parts.
+
+All say the same thing: a token sees itself and the earlier tokens of its segment, nothing else. As positions count from
+0 in each segment, the first column that the token in column c sees is c - position_ids[c].
+
+    position_ids  0 1 2 0 1 0     first visible  0 0 0 3 3 5     mask  1 . . . . .
+                                                                       1 1 . . . .
+                                                                       1 1 1 . . .
+                                                                       . . . 1 . .
+                                                                       . . . 1 1 .
+                                                                       . . . . . 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from headrace.errors import ConfigError
+from headrace.plan.context_parallel import context_parallel_indices
+from headrace.plan.segments import real_cu_seqlens
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+Pads = Literal["identity", "causal"]
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def block_causal_mask(position_ids: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity") -> Tensor:
+    """(B, S, S) bool, True where the token of the row may see the token of the column; (S, S) for positions of (S,).
+
+    With ``pads="identity"`` a pad sees itself alone, as torchtune's ``PackedDataset`` documents it; with ``"causal"``
+    pads see the earlier tokens of their segment like any other token, as torchtune's code has it. Pads are where
+    ``document_ids`` is -1; without ``document_ids`` no token is known to be one. What other tokens see is the same.
+    Memory B * S * S bytes: for long rows ``flex_block_mask`` or ``varlen_arguments``.
+    """
+    return _dense(_first_visible(position_ids, document_ids, pads))
+
+
+def mask_from_seq_idx(seq_idx: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity") -> Tensor:
+    """The same from (B, S) or (S,) ``seq_idx``, the number of each token's segment, equal within it."""
+    columns = torch.arange(seq_idx.shape[-1], device=seq_idx.device)
+    begins = torch.ones_like(seq_idx, dtype=torch.bool)
+    begins[..., 1:] = seq_idx[..., 1:] != seq_idx[..., :-1]
+    latest = torch.where(begins, columns, 0).cummax(dim=-1).values
+    return block_causal_mask(columns - latest, document_ids, pads=pads)
+
+
+def mask_from_seq_lens(
+    seq_lens: Sequence[Tensor], *, num_pads: Sequence[int] | None = None, pads: Pads = "identity"
+) -> Tensor:
+    """(B, S, S) bool from the lengths of each row's segments, as torchtune's items hold them; lengths may be 0.
+
+    ``seq_lens[r]`` is (n_r,) with the sum S. The last ``num_pads[r]`` tokens of row r are pads; None: none are known.
+
+    Raises:
+        ConfigError: rows of different lengths.
+    """
+    lengths = [int(row.sum()) for row in seq_lens]
+    if len(set(lengths)) > 1:
+        raise ConfigError(f"the rows' seq_lens sum to {sorted(set(lengths))}: all rows of a batch have one length")
+    rows = [torch.repeat_interleave(torch.arange(len(row), device=row.device), row.long()) for row in seq_lens]
+    document_ids = None
+    if num_pads is not None:
+        columns = torch.arange(lengths[0], device=seq_lens[0].device)
+        document_ids = torch.stack(
+            [torch.where(columns < lengths[0] - pad, 0, -1) for pad in num_pads],
+        )
+    return mask_from_seq_idx(torch.stack(rows), document_ids, pads=pads)
+
+
+def mask_mod(position_ids: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity") -> MaskMod:
+    """The same mask as the ``mask_mod`` that FlexAttention takes: (b, h, q_idx, kv_idx) -> bool. One load a query."""
+    first = _first_visible(_rows(position_ids), document_ids, pads)
+
+    def sees(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (kv_idx <= q_idx) & (kv_idx >= first[b, q_idx])
+
+    return sees
+
+
+def flex_block_mask(
+    position_ids: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity", block_size: int = 128
+) -> BlockMask:
+    """The same mask as FlexAttention's ``BlockMask`` for (B, S) rows, on their device.
+
+    Equal to what ``create_block_mask`` makes of ``mask_mod``, but computed from the first and the last query of each
+    block, which is O(B * (S / block_size)^2) and not O(B * S^2) in time and memory. Needs torch 2.6 or newer.
+    """
+    # Older torch, with which all else works, has no such module.
+    from torch.nn.attention.flex_attention import BlockMask
+
+    positions = _rows(position_ids)
+    num_rows, size = positions.shape
+    num_blocks = -(-size // block_size)
+    # Queries behind the row see nothing, so that the last block is full only where it is whole.
+    first = torch.full((num_rows, num_blocks * block_size), num_blocks * block_size, device=positions.device)
+    first[:, :size] = _first_visible(positions, document_ids, pads)
+    blocks = first.view(num_rows, num_blocks, block_size)
+    # Together the queries of a block see all columns from the first one's begin to the last query; each of them sees
+    # those from the last one's begin to the first query.
+    queries = torch.arange(num_blocks, device=positions.device)[:, None]
+    keys = torch.arange(num_blocks, device=positions.device)
+    seen = (keys <= queries) & (keys >= blocks[:, :, :1] // block_size)
+    full = ((keys + 1) * block_size <= queries * block_size + 1) & (keys * block_size >= blocks[:, :, -1:])
+    return BlockMask.from_kv_blocks(
+        *_ordered(seen & ~full),
+        *_ordered(full),
+        BLOCK_SIZE=block_size,
+        mask_mod=mask_mod(positions, document_ids, pads=pads),
+        seq_lengths=(size, size),
+    )
+
+
+_VARLEN_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "flash_attn": (("cu_seqlens_q", "cu_seqlens_k"), ("max_seqlen_q", "max_seqlen_k")),
+    "transformers": (("cu_seq_lens_q", "cu_seq_lens_k"), ("max_length_q", "max_length_k")),
+    "megatron": (("cu_seqlens_q", "cu_seqlens_kv"), ("max_seqlen_q", "max_seqlen_kv")),
+}
+
+
+def varlen_arguments(
+    batch: Mapping[str, Any], names: Literal["flash_attn", "transformers", "megatron"] = "flash_attn"
+) -> dict[str, Any]:
+    """The arguments of varlen attention over the flattened micro-batch: borders (n + 1,) int32, lengths Python int.
+
+    Named as ``flash_attn_varlen_func`` has them, or ``FlashAttentionKwargs`` of Transformers, or ``PackedSeqParams`` of
+    Megatron. The last also has ``qkv_format="thd"`` and, for a part that ``context_parallel`` made, the padded borders.
+    Borders lie on the device of ``input_ids``. They name all tokens, pads too: no token sees a later one.
+
+    Raises:
+        ConfigError: ``names`` is none of these.
+    """
+    if names not in _VARLEN_NAMES:
+        raise ConfigError(f"names is {names!r}; allowed are {', '.join(map(repr, _VARLEN_NAMES))}")
+    device = batch["input_ids"].device
+    borders, longest = _VARLEN_NAMES[names]
+    arguments: dict[str, Any] = dict.fromkeys(borders, batch["cu_seqlens"].to(device))
+    arguments |= dict.fromkeys(longest, batch["max_seqlen"])
+    if names == "megatron":
+        arguments["qkv_format"] = "thd"
+        if "cu_seqlens_padded" in batch:
+            padded = batch["cu_seqlens_padded"].to(device)
+            arguments |= {f"{name}_padded": padded for name in borders}
+    return arguments
+
+
+def context_parallel(batch: Mapping[str, Any], cp_size: int, cp_rank: int) -> dict[str, Any]:
+    """The part of a micro-batch that one context-parallel rank holds.
+
+    Every (B, S) field is flattened and indexed, (1, B * S / cp_size), in the order of ``context_parallel_indices``.
+    Borders are those of the whole micro-batch, as Transformer Engine wants them on every rank: ``cu_seqlens_padded``
+    over all tokens and ``cu_seqlens`` over the tokens without the segments' pads, both (n + 1,) int32.
+    ``num_supervised_tokens`` is that of the part; ``max_seqlen``, ``step_supervised_tokens`` and the rest are kept, but
+    ``seq_lens`` and ``seq_idx``, which say nothing of a part, are left out.
+
+    Raises:
+        ConfigError: no such rank, or a segment whose length is no multiple of 2 * cp_size.
+    """
+    borders = batch["cu_seqlens"].cpu()
+    indices = torch.from_numpy(context_parallel_indices(borders.numpy(), cp_size, cp_rank))
+    shape = batch["input_ids"].shape
+    part: dict[str, Any] = {}
+    for name, value in batch.items():
+        if name in ("seq_lens", "seq_idx"):
+            continue
+        is_field = isinstance(value, Tensor) and value.shape == shape
+        part[name] = value.reshape(1, -1)[:, indices.to(value.device)] if is_field else value
+    real = real_cu_seqlens(borders.numpy(), batch["document_ids"].cpu().numpy())
+    part["cu_seqlens_padded"] = batch["cu_seqlens"]
+    part["cu_seqlens"] = torch.from_numpy(real).to(batch["cu_seqlens"].device)
+    part["num_supervised_tokens"] = int(part["loss_mask"].sum())
+    return part
+
+
+def _rows(position_ids: Tensor) -> Tensor:
+    return position_ids.reshape(-1, position_ids.shape[-1])
+
+
+def _first_visible(position_ids: Tensor, document_ids: Tensor | None, pads: Pads) -> Tensor:
+    """The shape of ``position_ids``, int64: the first column that each token sees; never decreasing within a row."""
+    if pads not in ("identity", "causal"):
+        raise ConfigError(f"pads is {pads!r}; allowed are 'identity', 'causal'")
+    columns = torch.arange(position_ids.shape[-1], device=position_ids.device)
+    first = columns - position_ids
+    if document_ids is None or pads == "causal":
+        return first
+    return torch.where(document_ids.reshape(position_ids.shape) == -1, columns, first)
+
+
+def _dense(first: Tensor) -> Tensor:
+    columns = torch.arange(first.shape[-1], device=first.device)
+    return (columns <= columns[:, None]) & (columns >= first[..., None])
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys each block of queries has, and the blocks, those first; both with one head."""
+    indices = torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True)
+    return blocks.sum(dim=-1, dtype=torch.int32)[:, None], indices.to(torch.int32)[:, None]

@@ -1,0 +1,159 @@
+"""The segments of packed rows, derived from their position ids, in the forms that attention kernels want.
+
+A segment is a document, or a piece of one, with the pads that belong to it; the pads at the end of a row are one more.
+Segments begin exactly where ``position_ids`` is 0, so that one field is enough:
+
+    position_ids    0 1 2 0 1 0 | 0 1 0 1 2 3          two rows of six tokens
+    cu_seqlens      0 3 5 6 8 12                       prefix sums over the rows one after another
+    seq_lens        3 2 1 2 4
+    seq_idx         0 0 0 1 1 2 | 0 0 1 1 1 1
+
+Rows are (B, S), or (S,) for a single one. All are one pass over the tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError
+from headrace.plan.keys import IntArray
+
+Int32Array = NDArray[np.int32]
+
+IGNORED_LABEL = -100
+"""The label of tokens that are not trained on: the default of torch's cross entropy."""
+
+
+def cu_seqlens(position_ids: IntArray) -> Int32Array:
+    """(n + 1,) int32: prefix sums of the segments' lengths over the rows one after another, from 0 to B * S.
+
+    Strictly increasing; [0] where there are no tokens.
+
+    Raises:
+        ConfigError: a row does not begin with position 0, or there are more tokens than int32 counts.
+    """
+    rows = _rows(position_ids)
+    if rows.size > np.iinfo(np.int32).max:
+        raise ConfigError(f"{rows.size:,} tokens in one batch: cu_seqlens is int32; use smaller micro-batches")
+    return np.append(np.flatnonzero(rows.reshape(-1) == 0), rows.size).astype(np.int32)
+
+
+def seq_lens(position_ids: IntArray) -> Int32Array:
+    """(n,) int32: the lengths of the segments, row after row; their sum is B * S. Raises as ``cu_seqlens``."""
+    lengths: Int32Array = np.diff(cu_seqlens(position_ids))
+    return lengths
+
+
+def max_seqlen(position_ids: IntArray) -> int:
+    """The length of the longest segment, 0 where there are no tokens."""
+    positions = np.asarray(position_ids)
+    return int(positions.max()) + 1 if positions.size else 0
+
+
+def seq_idx(position_ids: IntArray) -> Int32Array:
+    """The shape of ``position_ids``, int32: the number of each token's segment within its row, from 0.
+
+    What hybrid and state-space models call ``seq_idx``. Raises ConfigError where a row does not begin with position 0.
+    """
+    rows = _rows(position_ids)
+    numbers = np.cumsum(rows == 0, axis=1, dtype=np.int32) - np.int32(1)
+    return numbers.reshape(np.shape(position_ids))
+
+
+def flat_seq_idx(position_ids: IntArray) -> Int32Array:
+    """(1, B * S) int32: the same over the rows one after another, counting on from row to row."""
+    return seq_idx(_rows(position_ids).reshape(1, -1))
+
+
+def real_cu_seqlens(cu_seqlens: Int32Array, document_ids: IntArray) -> Int32Array:
+    """(n + 1,) int32: prefix sums of the segments' real lengths, beside the padded ones of ``cu_seqlens``.
+
+    Transformer Engine's thd format takes both where segments are padded for context parallelism. ``cu_seqlens`` is
+    (n + 1,) over the flattened rows, ``document_ids`` (B, S) with -1 at the pads. A segment of pads alone, at the end
+    of a row, counts with all its tokens, so that the result is strictly increasing too.
+
+    Raises:
+        ConfigError: ``cu_seqlens`` does not run over exactly these tokens.
+    """
+    borders = np.asarray(cu_seqlens, dtype=np.int64)
+    real = (np.asarray(document_ids).reshape(-1) >= 0).astype(np.int64)
+    if borders.ndim != 1 or not len(borders) or borders[0] != 0 or borders[-1] != len(real):
+        raise ConfigError(f"cu_seqlens {borders} does not run from 0 to the {len(real):,} tokens of document_ids")
+    counted = np.diff(np.append(0, np.cumsum(real))[borders])
+    padded = np.diff(borders)
+    lengths = np.where(counted == 0, padded, counted)
+    return np.append(0, np.cumsum(lengths)).astype(np.int32)
+
+
+def megatron_cu_seqlens(
+    position_ids: IntArray, document_ids: IntArray | None = None, *, num_entries: int | None = None
+) -> dict[str, Int32Array]:
+    """Each row's own borders at a fixed length, as Megatron's datasets give them and CUDA graphs need them.
+
+    ``cu_seqlens`` is (B, num_entries) int32, from 0 to S, the last value repeated to the end; ``max_seqlen`` is (B,)
+    int32. ``num_entries`` is S + 1 by default, the most there can be. With ``document_ids`` the pads at the end of a
+    row belong to its last document, as in Megatron's own samples; otherwise they are a segment of their own.
+    Source: Megatron-LM, ``inter_document_masking`` of ``GPTDataset``, and ``PackedSeqParams``.
+
+    Raises:
+        ConfigError: a row has more borders than ``num_entries``, or does not begin with position 0.
+    """
+    rows = _rows(position_ids)
+    borders = _borders(rows, document_ids)
+    most = max(map(len, borders), default=1)
+    entries = rows.shape[1] + 1 if num_entries is None else num_entries
+    if most > entries:
+        raise ConfigError(f"a row has {most - 1} segments, {most} borders; num_entries is {entries}: allow {most}")
+    table = _table(borders, entries, rows.shape[1])
+    longest = np.diff(table, axis=1).max(axis=1, initial=0)
+    return {"cu_seqlens": table, "max_seqlen": longest.astype(np.int32)}
+
+
+def nemo_cu_seqlens(position_ids: IntArray, document_ids: IntArray | None = None) -> dict[str, NDArray[np.integer]]:
+    """Each row's own borders, filled up with -1, as NeMo collates them.
+
+    ``cu_seqlens`` is (B, m + 1) int32 where the row with most borders has m, so every row ends with a -1;
+    ``cu_seqlens_argmin`` (B, 1) int64, how many borders each row has, which is where its first -1 stands;
+    ``max_seqlen`` (B, 1) int32. ``document_ids`` as for ``megatron_cu_seqlens``.
+    Source: NeMo, ``GPTSFTPackedDataset.collate_fn``.
+
+    Raises:
+        ConfigError: a row does not begin with position 0.
+    """
+    borders = _borders(_rows(position_ids), document_ids)
+    counts = np.array([[len(row)] for row in borders], dtype=np.int64).reshape(-1, 1)
+    table = _table(borders, int(counts.max(initial=0)) + 1, -1)
+    longest = np.array([[np.diff(row).max(initial=0)] for row in borders], dtype=np.int32).reshape(-1, 1)
+    return {"cu_seqlens": table, "cu_seqlens_argmin": counts, "max_seqlen": longest}
+
+
+def _rows(position_ids: IntArray) -> IntArray:
+    """(B, S), each row beginning with position 0."""
+    rows = np.atleast_2d(position_ids)
+    if rows.ndim != 2:
+        raise ConfigError(f"position_ids has the shape {rows.shape}; expected (B, S) or (S,)")
+    wrong = np.flatnonzero(rows[:, :1] != 0)
+    if wrong.size:
+        row = int(wrong[0])
+        raise ConfigError(
+            f"row {row} begins with position {rows[row, 0]}; every row begins a segment, and its positions count from "
+            "0: lay the packs out with positions that restart"
+        )
+    return rows
+
+
+def _borders(rows: IntArray, document_ids: IntArray | None) -> list[IntArray]:
+    """For each row its borders from 0 to S; with ``document_ids`` without the one where the pads at its end begin."""
+    begins = rows == 0
+    if document_ids is not None:
+        # Pads inside a row follow a token of their segment; a segment that begins with a pad is the end of the row.
+        begins &= (np.asarray(document_ids).reshape(rows.shape) >= 0) | (np.arange(rows.shape[1]) == 0)
+    return [np.append(np.flatnonzero(row), rows.shape[1]) for row in begins]
+
+
+def _table(borders: list[IntArray], num_entries: int, fill: int) -> Int32Array:
+    table = np.full((len(borders), num_entries), fill, dtype=np.int32)
+    for row, found in zip(table, borders, strict=True):
+        row[: len(found)] = found
+    return table

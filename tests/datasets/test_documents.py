@@ -1,0 +1,97 @@
+"""The documents of a store as samples of tokens and labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import corpora
+import headrace
+from headrace.datasets.documents import DocumentDataset
+from headrace.errors import ConfigError, InputError
+from headrace.stores import KeyedWriter, Store
+
+
+def keyed(folder: Path, mask: list[int]) -> Store:
+    """Documents of 3, 0, 2 and 1 tokens with a loss mask, and a key that is longer."""
+    lengths = np.array([3, 0, 2, 1])
+    dtypes = {"sequence": "uint16", "loss_mask": "uint8", "more": "uint8"}
+    with KeyedWriter(folder, dtypes=dtypes) as writer:
+        tokens = {"sequence": np.arange(10, 16), "loss_mask": np.array(mask), "more": np.zeros(7)}
+        arrays = {key: values.astype(dtypes[key]) for key, values in tokens.items()}
+        writer.add_documents(
+            arrays, {"sequence": lengths, "loss_mask": lengths, "more": lengths + np.eye(4, dtype=int)[1]}
+        )
+        writer.finish()
+    return headrace.open(str(folder))
+
+
+def test_every_document_of_every_store(corpus: list[corpora.Corpus]) -> None:
+    for mine in corpus:
+        dataset = DocumentDataset(mine.store)
+        assert len(dataset) == mine.store.num_documents
+        assert dataset.lengths.tolist() == np.bincount(mine.documents, minlength=len(dataset)).tolist()
+        wanted = [3, 4, 5, -1, 0, 0, 2]
+        for number, sample in zip(wanted, dataset.__getitems__(wanted), strict=True):
+            expected = mine.tokens[mine.documents == number % len(dataset)]
+            for item in (sample, dataset[number]):
+                assert list(item) == ["tokens", "labels"]
+                for values in item.values():
+                    assert values.dtype == np.int64
+                    assert values.tolist() == expected.tolist()
+    assert DocumentDataset(corpus[0].store).__getitems__([]) == []
+
+
+def test_a_mask_decides_the_labels(tmp_path: Path) -> None:
+    dataset = DocumentDataset(keyed(tmp_path / "shard", [0, 1, 1, 1, 0, 0]), loss_mask_key="loss_mask")
+    expected = [[-100, 11, 12], [], [13, -100], [-100]]
+    assert [sample["labels"].tolist() for sample in dataset.__getitems__(range(4))] == expected
+    assert [dataset[number]["labels"].tolist() for number in range(4)] == expected
+    assert [dataset[number]["tokens"].tolist() for number in range(4)] == [[10, 11, 12], [], [13, 14], [15]]
+    tokens, labels, lengths = dataset.joined(0, 3, 2, 4)
+    assert (tokens.tolist(), labels.tolist(), lengths.tolist()) == ([12, 13], [12, 13], [3, 0, 2])
+
+
+def test_samples_are_their_own(corpus: list[corpora.Corpus]) -> None:
+    dataset = DocumentDataset(corpus[0].store)
+    number = int(dataset.lengths.argmax())
+    before = dataset[number]["tokens"].copy()
+    sample = dataset[number]
+    sample["labels"][:] = -1
+    assert np.array_equal(sample["tokens"], before)
+    sample["tokens"][:] = -1
+    assert np.array_equal(dataset[number]["tokens"], before)
+
+
+def test_out_of_range(corpus: list[corpora.Corpus]) -> None:
+    dataset = DocumentDataset(corpus[0].store)
+    for wrong in (60, -61):
+        with pytest.raises(IndexError, match=f"document {wrong} of a dataset of 60"):
+            dataset[wrong]
+        with pytest.raises(IndexError, match="of a dataset of 60"):
+            dataset.__getitems__([0, wrong])
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    store = keyed(tmp_path / "shard", [0, 1, 1, 7, 0, 0])
+    with pytest.raises(ConfigError, match="'data/web'; expected an open store"):
+        DocumentDataset("data/web")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no key 'mask'"):
+        DocumentDataset(store, loss_mask_key="mask")
+    with pytest.raises(ConfigError, match="not parallel"):
+        DocumentDataset(store, loss_mask_key="more")
+    dataset = DocumentDataset(store, loss_mask_key="loss_mask")
+    assert dataset[0]["labels"].tolist() == [-100, 11, 12]
+    with pytest.raises(InputError, match="documents 2 to 2: the key 'loss_mask' holds 7; a loss mask holds 0 and 1"):
+        dataset[2]
+
+
+def test_fingerprint_and_words(tmp_path: Path, corpus: list[corpora.Corpus]) -> None:
+    store = keyed(tmp_path / "shard", [1] * 6)
+    masked = DocumentDataset(store, loss_mask_key="loss_mask")
+    prints = {DocumentDataset(store).fingerprint, masked.fingerprint, DocumentDataset(corpus[0].store).fingerprint}
+    assert len(prints) == 3
+    assert DocumentDataset(store).fingerprint in prints
+    assert repr(masked) == f"<DocumentDataset: 4 samples, documents of {store.path}, trained on where 'loss_mask' is 1>"

@@ -1,0 +1,102 @@
+"""PackedDataset against torchtune's own, tensor for tensor."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counts import cases
+from headrace.datasets.packed import PackedDataset
+from interop.oracles import Torchtune, torchtune
+
+pytestmark = pytest.mark.interop
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NAMES = ("tokens", "labels", "input_pos", "seq_lens")
+
+
+@pytest.fixture(scope="module")
+def peer() -> Torchtune:
+    return torchtune()
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> tuple[list[dict[str, list[int]]], dict[str, Any]]:
+    """Samples, empty and over-long ones among them, and options."""
+    size = draw(st.integers(1, 14))
+    split = draw(st.booleans())
+    longest = draw(st.sampled_from([size, size, 3 * size] if not split else [2, size, 3 * size]))
+    length = st.one_of(st.just(0), st.integers(0, longest), st.just(size))
+    made, token = [], 1
+    for count in draw(st.lists(length, max_size=14)):
+        tokens = list(range(token, token + count))
+        made.append({"tokens": tokens, "labels": [-100 if token % 4 == 0 else token + 1 for token in tokens]})
+        token += count
+    options = {"max_seq_len": size, "split_across_pack": split, "padding_idx": draw(st.sampled_from([0, 8]))}
+    return made, {**options, "max_packs": draw(st.sampled_from([None, None, 0, 1, 2, 3, 9]))}
+
+
+@settings(max_examples=cases(400, 4_000), deadline=None)
+@given(drawn())
+def test_every_item_is_equal(peer: Torchtune, case: tuple[list[dict[str, list[int]]], dict[str, Any]]) -> None:
+    made, options = case
+    try:
+        theirs = peer.PackedDataset(made, **options)
+    except ValueError as error:
+        with pytest.raises(ValueError, match="^" + re.escape(str(error))):
+            PackedDataset(made, **options)
+        return
+    ours = PackedDataset(made, mask_pads="causal", **options)
+    assert len(ours) == len(theirs) == len(theirs.packs) == len(ours.packs)
+    for item, pack in zip(ours, theirs.packs, strict=True):
+        assert set(pack) == set(NAMES)
+        for name in NAMES:
+            assert item[name].dtype == pack[name].dtype == torch.int64
+            assert torch.equal(item[name], pack[name]), name
+        assert torch.equal(item["mask"], peer.create_block_causal_mask([pack["seq_lens"]])[0])
+
+
+def test_their_collator_takes_our_items(peer: Torchtune) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("torchtune makes a block mask on the GPU there")
+    made = [{"tokens": list(range(n)), "labels": list(range(n))} for n in (3, 2, 2, 2, 5, 0, 4)]
+    ours, theirs = PackedDataset(made, max_seq_len=6), peer.PackedDataset(made, max_seq_len=6)
+    batch, expected = peer.padded_collate_packed(list(ours)), peer.padded_collate_packed(list(theirs))
+    assert set(batch) == set(expected) == {"tokens", "labels", "input_pos", "mask"}
+    for name, values in expected.items():
+        assert torch.equal(batch[name], values), name
+
+
+def test_pads_are_added_as_theirs(peer: Torchtune) -> None:
+    """P7: the positions of pads go on behind the last one."""
+    theirs = peer.PackedDataset([], max_seq_len=4)
+    tensors = {"tokens": [2, 5], "labels": [3, 7], "input_pos": [8, 0], "seq_lens": [1, 1]}
+    padded = theirs._pad_pack({name: torch.tensor(values) for name, values in tensors.items()}, 0)
+    assert padded["input_pos"].tolist() == [8, 0, 1, 2]
+    ours = PackedDataset([{"tokens": [2], "labels": [3]}, {"tokens": [5], "labels": [7]}], max_seq_len=4)[0]
+    assert ours["input_pos"].tolist() == [0, 0, 1, 2]
+    for name in ("tokens", "labels", "seq_lens"):
+        assert torch.equal(ours[name], padded[name])
+
+
+def test_the_golden_files_are_what_the_peers_make(tmp_path: Path) -> None:
+    for name in ("trl", "transformers"):
+        pytest.importorskip(name)
+    spec = importlib.util.spec_from_file_location("make_packing", GOLDEN / "make_packing.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.make(tmp_path)
+    names = sorted(path.name for path in (GOLDEN / "packing").iterdir())
+    assert names == ["flattening.json", "torchtune.json", "trl.json"]
+    for name in names:
+        assert json.loads((tmp_path / name).read_text()) == json.loads((GOLDEN / "packing" / name).read_text())

@@ -1,0 +1,145 @@
+"""Plans of best-fit decreasing, and the padding-free layout, against TRL's own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counts import cases
+from headrace.loader.flattening import flatten_packed
+from headrace.plan.packing import Packing, plan_packs
+
+pytestmark = pytest.mark.interop
+
+PLACES = 1_000_000
+Plan = list[list[list[int]]]
+STRATEGIES = [("bfd", "best_fit"), ("bfd_split", "best_fit_split")]
+
+
+@pytest.fixture(scope="module")
+def trl() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # First: without TRL's own `datasets` that name would find a folder of these tests.
+        module = pytest.importorskip("trl.data_utils")
+        import datasets
+
+        datasets.disable_progress_bars()
+        return module
+
+
+def theirs(trl: Any, lengths: list[int], seq_length: int, strategy: str, batch_size: int) -> Plan:
+    """For each pack its pieces in order: document, first token of it, and length."""
+    import datasets
+
+    # A token says where it comes from: so many places for each document.
+    ids = [np.arange(length) + PLACES * document for document, length in enumerate(lengths)]
+    dataset = datasets.Dataset.from_dict({"input_ids": ids})
+    options = {"batch_size": batch_size, "keep_in_memory": True, "load_from_cache_file": False}
+    plan = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        packed = trl.pack_dataset(dataset, seq_length, strategy, options)
+    for row in packed:
+        ends = np.cumsum(row["seq_lengths"])
+        firsts = np.array(row["input_ids"])[ends - row["seq_lengths"]]
+        plan.append(np.stack([firsts // PLACES, firsts % PLACES, row["seq_lengths"]], axis=1).tolist())
+    return plan
+
+
+def ours(lengths: list[int], seq_length: int, strategy: str, batch_size: int | None = None) -> Plan:
+    """The same of our plan, every so many documents for themselves; over all without a number."""
+    over_long = "truncate_right" if strategy == "best_fit" else "split"
+    packing = Packing(
+        max_seq_len=seq_length,
+        strategy=strategy,  # type: ignore[arg-type]
+        over_long=over_long,  # type: ignore[arg-type]
+        window_documents=batch_size,
+    )
+    plan = plan_packs(np.array(lengths, dtype=np.int64), packing)
+    items = plan.items(np.arange(len(plan)))
+    pieces = np.stack([items.documents, items.begins, items.lengths], axis=1)
+    return [piece.tolist() for piece in np.split(pieces, items.offsets[1:-1])] if len(plan) else []
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> tuple[list[int], int]:
+    """Lengths, up to three times that of a pack, and this; no TRL batch is without tokens, which TRL does not take."""
+    size = draw(st.integers(1, 12))
+    lengths = draw(st.lists(st.integers(0, 3 * size), min_size=1, max_size=40))
+    return [max(length, int(at % 3 == 0)) for at, length in enumerate(lengths)], size
+
+
+@settings(max_examples=cases(80, 500), deadline=None)
+@given(st.sampled_from(STRATEGIES), drawn())
+def test_the_plan_over_all_is_theirs(trl: Any, names: tuple[str, str], case: tuple[list[int], int]) -> None:
+    lengths, size = case
+    assert ours(lengths, size, names[1]) == theirs(trl, lengths, size, names[0], len(lengths))
+
+
+@settings(max_examples=cases(60, 400), deadline=None)
+@given(st.sampled_from(STRATEGIES), drawn(), st.sampled_from([3, 6, 9]))
+def test_the_plan_by_batches_is_theirs(
+    trl: Any, names: tuple[str, str], case: tuple[list[int], int], batch_size: int
+) -> None:
+    lengths, size = case
+    assert ours(lengths, size, names[1], batch_size) == theirs(trl, lengths, size, names[0], batch_size)
+
+
+@pytest.mark.parametrize("names", STRATEGIES)
+@pytest.mark.parametrize("batch_size", [1000, None])
+def test_the_plan_is_theirs_for_many(trl: Any, names: tuple[str, str], batch_size: int | None) -> None:
+    """In their batches of 1,000, and over all."""
+    lengths = np.random.default_rng(1).lognormal(5.5, 1.2, 5_000).astype(np.int64).tolist()
+    found = ours(lengths, 1024, names[1], batch_size)
+    assert found == theirs(trl, lengths, 1024, names[0], batch_size or len(lengths))
+    assert len(found) > 1_000
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "bfd_split"])
+def test_packed_batches_are_flattened_as_theirs(strategy: str) -> None:
+    """The rows that TRL's collator takes, and the same documents as a packed micro-batch of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collator_module = pytest.importorskip("trl.trainer.sft_trainer")
+    size = 9
+    rows = [[4, 5], [3, 1, 2], [9]] if strategy == "bfd" else [[1], [2, 2, 2, 2]]
+    rng = np.random.default_rng(3)
+    batch = {
+        "input_ids": np.zeros((len(rows), size), dtype=np.int64),
+        "labels": np.full((len(rows), size), -100),
+        "position_ids": np.zeros((len(rows), size), dtype=np.int64),
+        "document_ids": np.full((len(rows), size), -1),
+    }
+    examples, document = [], 0
+    for row, lengths in enumerate(rows):
+        column = 0
+        example: dict[str, list[int]] = {"input_ids": [], "labels": [], "seq_lengths": lengths}
+        for length in lengths:
+            tokens = rng.integers(1, 99, length)
+            labels = np.where(rng.random(length) < 0.3, -100, tokens)
+            place = slice(column, column + length)
+            batch["input_ids"][row, place] = tokens
+            batch["labels"][row, column : column + length - 1] = labels[1:]
+            batch["position_ids"][row, place] = np.arange(length)
+            batch["document_ids"][row, place] = document
+            example["input_ids"] += tokens.tolist()
+            example["labels"] += labels.tolist()
+            column, document = column + length, document + 1
+        batch["position_ids"][row, column:] = np.arange(size - column)
+        examples.append(example)
+    expected = collator_module.DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(examples)
+    found = flatten_packed({name: torch.from_numpy(values) for name, values in batch.items()})
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        if isinstance(values, int):
+            assert found[name] == values
+        else:
+            assert found[name].dtype == values.dtype, name  # type: ignore[union-attr]
+            assert torch.equal(found[name], values), name  # type: ignore[arg-type]

@@ -1,0 +1,123 @@
+"""Hugging Face's padding-free layouts; `tests/golden/README.md` says how the golden ones were made."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counts import cases
+from headrace.errors import ConfigError, InputError
+from headrace.loader.flattening import flatten, flatten_packed
+
+GOLDEN: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "golden" / "packing" / "flattening.json").read_text()
+)
+ALL = {"return_flash_attn_kwargs": True, "return_seq_idx": True}
+
+
+def shown(flat: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value if isinstance(value, int) else {"dtype": str(value.dtype), "values": value.tolist()}
+        for name, value in flat.items()
+    }
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_transformers_own_results(case: dict[str, Any]) -> None:
+    assert shown(flatten(case["features"], **case["options"])) == case["batch"]
+
+
+def packed() -> dict[str, torch.Tensor]:
+    """Documents 7 (3 tokens, the second not trained on), 5 (one); the first two of 9, and 4 (one); two inner pads."""
+    rows = {
+        "input_ids": [[11, 12, 13, 0, 21, 0, 0], [31, 32, 41, 0, 0, 0, 0]],
+        "labels": [[-100, 13, -100, -100, -100, -100, -100], [32, 33, -100, -100, -100, -100, -100]],
+        "position_ids": [[0, 1, 2, 3, 0, 1, 0], [0, 1, 0, 0, 1, 2, 3]],
+        "document_ids": [[7, 7, 7, -1, 5, -1, -1], [9, 9, 4, -1, -1, -1, -1]],
+    }
+    return {name: torch.tensor(values) for name, values in rows.items()}
+
+
+def test_a_packed_batch_without_its_pads() -> None:
+    batch = packed()
+    before = {name: values.clone() for name, values in batch.items()}
+    assert shown(flatten_packed(batch)) == {
+        "input_ids": {"dtype": "torch.int64", "values": [[11, 12, 13, 21, 31, 32, 41]]},
+        "labels": {"dtype": "torch.int64", "values": [[-100, -100, 13, -100, -100, 32, -100]]},
+        "position_ids": {"dtype": "torch.int64", "values": [[0, 1, 2, 0, 0, 1, 0]]},
+        "cu_seq_lens_q": {"dtype": "torch.int32", "values": [0, 3, 4, 6, 7]},
+        "cu_seq_lens_k": {"dtype": "torch.int32", "values": [0, 3, 4, 6, 7]},
+        "max_length_q": 3,
+        "max_length_k": 3,
+        "seq_idx": {"dtype": "torch.int32", "values": [[0, 0, 0, 1, 2, 2, 3]]},
+    }
+    for name, values in before.items():
+        assert torch.equal(batch[name], values), "the batch is left as it was"
+
+
+@settings(max_examples=cases(100, 1_500), deadline=None)
+@given(st.lists(st.lists(st.integers(1, 5), max_size=4), max_size=3))
+def test_a_packed_batch_is_its_documents_flattened(lengths: list[list[int]]) -> None:
+    size = 21
+    batch = {
+        "input_ids": np.zeros((len(lengths), size), dtype=np.int64),
+        "labels": np.full((len(lengths), size), -100),
+        "position_ids": np.zeros((len(lengths), size), dtype=np.int64),
+        "document_ids": np.full((len(lengths), size), -1),
+    }
+    features = []
+    for row, sizes in enumerate(lengths):
+        column = 0
+        for length in sizes:
+            tokens = np.arange(length) + 10 * len(features)
+            batch["input_ids"][row, column : column + length] = tokens
+            batch["labels"][row, column : column + length - 1] = tokens[1:]
+            batch["position_ids"][row, column : column + length] = np.arange(length)
+            batch["document_ids"][row, column : column + length] = len(features)
+            features.append({"input_ids": tokens})
+            column += length
+        batch["position_ids"][row, column:] = np.arange(size - column)
+    found = shown(flatten_packed({name: torch.from_numpy(values) for name, values in batch.items()}))
+    if features:
+        assert found == shown(flatten(features, **ALL))
+    else:
+        assert found["input_ids"]["values"] == found["position_ids"]["values"] == found["seq_idx"]["values"] == [[]]
+        assert found["cu_seq_lens_q"] == {"dtype": "torch.int32", "values": [0]}
+        assert found["max_length_q"] == 0
+
+
+def test_documents_of_a_store_are_taken_as_they_are() -> None:
+    """Read-only arrays of small dtypes, without a warning and without being written to."""
+    tokens = np.array([1, 2, 3], dtype=np.uint16)
+    tokens.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = flatten([{"input_ids": tokens, "labels": tokens}])
+    assert found["labels"].tolist() == [[-100, 2, 3]]  # type: ignore[union-attr]
+    mine = torch.tensor([4, 5])
+    flatten([{"input_ids": mine, "labels": mine}])
+    assert mine.tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("features", "kind", "message"),
+    [
+        ([], ConfigError, "features is empty"),
+        ([{"input_ids": [1]}, {"input_ids": []}], InputError, "feature 1 has no tokens: leave it out"),
+        ([{"input_ids": [1, 2], "labels": [1]}], InputError, "feature 0 has 2 input_ids and 1 labels"),
+        ([{"input_ids": [1], "labels": [1]}, {"input_ids": [2]}], InputError, "feature 1 has no 'labels', found"),
+        ([{"ids": [1]}], InputError, r"feature 0 has no 'input_ids', found \['ids'\]"),
+        ([{"input_ids": [0.5]}], InputError, "feature 0: input_ids are float64"),
+    ],
+)
+def test_what_is_refused(features: list[dict[str, Any]], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        flatten(features)

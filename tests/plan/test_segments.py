@@ -1,0 +1,144 @@
+"""Segments derived from position ids equal those that a batch was made of, in every form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import packs_made
+from counts import cases
+from headrace.errors import ConfigError
+from headrace.plan import segments
+from packs_made import Piece
+
+BATCHES = st.tuples(st.integers(1, 12), st.sampled_from([1, 2, 4])).flatmap(
+    lambda size: packs_made.drawn_rows(max_seq_len=size[0] * size[1], multiple=size[1]).map(
+        lambda rows: packs_made.make(rows, size[0] * size[1])
+    )
+)
+# Two rows of six: documents of 3, 2 and 1 tokens; one of 2, then pads.
+POSITIONS = np.array([[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]])
+DOCUMENTS = np.array([[7, 7, 7, 8, 8, 9], [5, 5, -1, -1, -1, -1]])
+
+
+@settings(max_examples=cases(150, 2000), deadline=None)
+@given(BATCHES)
+def test_forms_equal_what_a_batch_was_made_of(batch: packs_made.Batch) -> None:
+    positions = batch["position_ids"]
+    for found, name in (
+        (segments.cu_seqlens(positions), "cu_seqlens"),
+        (segments.seq_lens(positions), "seq_lens"),
+        (segments.seq_idx(positions), "seq_idx"),
+    ):
+        assert found.dtype == np.int32
+        assert np.array_equal(found, batch[name])
+        assert found.shape == batch[name].shape
+    assert segments.max_seqlen(positions) == batch["max_seqlen"]
+    flat = segments.flat_seq_idx(positions)
+    assert flat.shape == (1, positions.size)
+    assert flat.dtype == np.int32
+    assert flat[0].tolist() == np.repeat(np.arange(len(batch["seq_lens"])), batch["seq_lens"]).tolist()
+    row = segments.seq_idx(positions[0])
+    assert row.shape == positions[0].shape
+    assert np.array_equal(row, batch["seq_idx"][0])
+
+
+@settings(max_examples=cases(150, 2000), deadline=None)
+@given(BATCHES)
+def test_real_lengths_are_those_without_pads(batch: packs_made.Batch) -> None:
+    real = segments.real_cu_seqlens(batch["cu_seqlens"], batch["document_ids"])
+    expected = []
+    documents = batch["document_ids"].reshape(-1)
+    for begin, end in zip(batch["cu_seqlens"], batch["cu_seqlens"][1:], strict=False):
+        tokens = sum(document != -1 for document in documents[begin:end])
+        expected.append(tokens or end - begin)
+    assert np.diff(real).tolist() == expected
+    assert real[0] == 0
+    assert real.dtype == np.int32
+    assert (np.diff(real) > 0).all()
+    assert (np.diff(real) <= np.diff(batch["cu_seqlens"])).all()
+
+
+def test_worked_examples() -> None:
+    assert segments.cu_seqlens(POSITIONS).tolist() == [0, 3, 5, 6, 8, 12]
+    assert segments.seq_lens(POSITIONS[1]).tolist() == [2, 4]
+    assert segments.flat_seq_idx(POSITIONS).tolist() == [[0, 0, 0, 1, 1, 2, 3, 3, 4, 4, 4, 4]]
+    padded = packs_made.make([[Piece(1, (5, 5, 5), (True,) * 3, None, 1), Piece(2, (6,), (True,), None, 3)]], 12)
+    assert padded["cu_seqlens"].tolist() == [0, 4, 8, 12]
+    assert segments.real_cu_seqlens(padded["cu_seqlens"], padded["document_ids"]).tolist() == [0, 3, 4, 8]
+
+
+def test_no_rows() -> None:
+    none = np.empty((0, 6), dtype=np.int64)
+    assert segments.cu_seqlens(none).tolist() == [0]
+    assert segments.seq_lens(none).tolist() == []
+    assert segments.seq_idx(none).shape == (0, 6)
+    assert segments.flat_seq_idx(none).shape == (1, 0)
+    assert segments.max_seqlen(none) == 0
+    assert segments.real_cu_seqlens(segments.cu_seqlens(none), none).tolist() == [0]
+    assert segments.megatron_cu_seqlens(none)["cu_seqlens"].shape == (0, 7)
+    assert segments.nemo_cu_seqlens(none)["cu_seqlens_argmin"].shape == (0, 1)
+
+
+def test_megatron_repeats_the_last_border() -> None:
+    form = segments.megatron_cu_seqlens(POSITIONS)
+    assert form["cu_seqlens"].tolist() == [[0, 3, 5, 6, 6, 6, 6], [0, 2, 6, 6, 6, 6, 6]]
+    assert form["max_seqlen"].tolist() == [3, 4]
+    assert form["cu_seqlens"].dtype == form["max_seqlen"].dtype == np.int32
+    assert segments.megatron_cu_seqlens(POSITIONS, num_entries=4)["cu_seqlens"].tolist() == [[0, 3, 5, 6], [0, 2, 6, 6]]
+    folded = segments.megatron_cu_seqlens(POSITIONS, DOCUMENTS)
+    assert folded["cu_seqlens"].tolist() == [[0, 3, 5, 6, 6, 6, 6], [0, 6, 6, 6, 6, 6, 6]]
+    assert folded["max_seqlen"].tolist() == [3, 6]
+    with pytest.raises(ConfigError, match="3 segments, 4 borders; num_entries is 3: allow 4"):
+        segments.megatron_cu_seqlens(POSITIONS, num_entries=3)
+
+
+def test_nemo_fills_with_minus_one() -> None:
+    form = segments.nemo_cu_seqlens(POSITIONS)
+    assert form["cu_seqlens"].tolist() == [[0, 3, 5, 6, -1], [0, 2, 6, -1, -1]]
+    assert form["cu_seqlens_argmin"].tolist() == [[4], [3]]
+    assert form["max_seqlen"].tolist() == [[3], [4]]
+    assert {name: values.dtype.name for name, values in form.items()} == {
+        "cu_seqlens": "int32", "cu_seqlens_argmin": "int64", "max_seqlen": "int32"
+    }  # fmt: skip
+    assert segments.nemo_cu_seqlens(POSITIONS[1:], DOCUMENTS[1:])["cu_seqlens"].tolist() == [[0, 6, -1]]
+
+
+@settings(max_examples=cases(100, 1000), deadline=None)
+@given(BATCHES)
+def test_fixed_forms_hold_each_rows_borders(batch: packs_made.Batch) -> None:
+    positions, documents = batch["position_ids"], batch["document_ids"]
+    size = positions.shape[1]
+    megatron, nemo = segments.megatron_cu_seqlens(positions), segments.nemo_cu_seqlens(positions)
+    folded = segments.megatron_cu_seqlens(positions, documents)
+    assert np.array_equal(nemo["cu_seqlens"].argmin(axis=1), nemo["cu_seqlens_argmin"][:, 0])
+    merged = [0]
+    for row in range(len(positions)):
+        own = segments.cu_seqlens(positions[row]).tolist()
+        assert megatron["cu_seqlens"][row].tolist() == own + [size] * (size + 1 - len(own))
+        assert nemo["cu_seqlens"][row, : int(nemo["cu_seqlens_argmin"][row, 0])].tolist() == own
+        assert megatron["max_seqlen"][row] == nemo["max_seqlen"][row, 0] == max(np.diff(own))
+        merged += [row * size + border for border in own[1:]]
+        begins_with_pads = [b for b in own[1:-1] if documents[row, b] == -1]
+        assert sorted({*folded["cu_seqlens"][row].tolist()}) == [b for b in own if b not in begins_with_pads]
+    assert merged == segments.cu_seqlens(positions).tolist(), "the rows' borders one after another, as Megatron merges"
+
+
+def test_what_is_no_segment_is_refused() -> None:
+    # A pack that goes on with a document's positions, as torchtune has it.
+    with pytest.raises(ConfigError, match="row 1 begins with position 3; every row begins a segment"):
+        segments.cu_seqlens(np.array([[0, 1, 2], [3, 0, 1]]))
+    with pytest.raises(ConfigError, match="row 0 begins with position 4"):
+        segments.seq_idx(np.array([4, 5]))
+    with pytest.raises(ConfigError, match=r"shape \(1, 1, 1\)"):
+        segments.seq_lens(np.zeros((1, 1, 1), dtype=np.int64))
+    with pytest.raises(ConfigError, match="does not run from 0 to the 12 tokens"):
+        segments.real_cu_seqlens(np.array([0, 6], dtype=np.int32), DOCUMENTS)
+
+
+def test_more_tokens_than_int32_are_refused() -> None:
+    many = np.broadcast_to(np.zeros(1, dtype=np.int64), (2, 1 << 30))
+    with pytest.raises(ConfigError, match="2,147,483,648 tokens in one batch"):
+        segments.cu_seqlens(many)
