@@ -8,9 +8,9 @@ The blocks of a file run in order, in one namespace and in a folder of its own, 
     my_filters.py                            the function of docs/prepare.md
     stores/web, stores/code                  prepared
 
-In ``python`` blocks the lines that begin with ``#>`` are what the block
-prints, wherever it is wrapped. In ``sh`` blocks the lines that begin
-with ``headrace`` run. Blocks marked ``no-run`` need what a test has not got, such as eight processes.
+In ``python`` blocks the lines that begin with ``# >`` are what the block prints, wherever it is wrapped. In ``sh``
+blocks the lines that begin with ``headrace`` run. Blocks marked ``no-run`` need what a test has not got, such as eight
+processes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_blocks(
         capsys.readouterr()
         # Newlines in front, so that a traceback names the line of the file.
         exec(compile("\n" * (block.line - 1) + block.code, str(ROOT / file), "exec", dont_inherit=True), namespace)
-        claimed = " ".join(line[2:] for line in block.code.splitlines() if line.startswith("#>")).split()
+        claimed = " ".join(line[3:] for line in block.code.splitlines() if line.startswith("# >")).split()
         if claimed:
             assert capsys.readouterr().out.split() == claimed, f"{file}, line {block.line}"
 
@@ -128,6 +128,7 @@ def run_commands(block: Block) -> None:
 def test_blocks_are_found_and_run() -> None:
     kinds = [block.kind for file in FILES for block in blocks(file)]
     assert kinds.count("python") > 20
+    assert sum(block.code.count("\n# > ") for file in FILES for block in blocks(file)) > 20, "outputs are compared"
     assert kinds.count("sh") >= 3
     skipped = [
         match[1] for file in FILES for match in FENCE.finditer((ROOT / file).read_text()) if "no-run" in match[1]
@@ -142,7 +143,7 @@ def test_a_wrong_claim_is_noticed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    for code, error in (("print(1)\n#> 2\n", AssertionError), ("1 / 0\n", ZeroDivisionError)):
+    for code, error in (("print(1)\n# > 2\n", AssertionError), ("1 / 0\n", ZeroDivisionError)):
         (tmp_path / "wrong.md").write_text(f"text\n\n```python\n{code}```\n")
         with pytest.raises(error):
             test_blocks("wrong.md", template, tmp_path, monkeypatch, capsys)

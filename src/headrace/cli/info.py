@@ -8,31 +8,63 @@ import click
 
 from headrace.cli.command import Command, json_option, print_json
 from headrace.cli.figures import count, listing, plural, size, table
+from headrace.cli.progress import ProgressLine
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.cli.description import Description, KeyDescription
+    from headrace.cli.pack_figures import PackFigures
 
 MAX_INPUTS = 10
 
 
 @click.command(cls=Command, name="info", short_help="Say what a store holds.")
 @click.argument("path", metavar="PATH")
+@click.option(
+    "--pack", "pack", metavar="N", type=int, multiple=True, help="Say how packs of N tokens turn out; repeatable."
+)
+@click.option("--key", metavar="NAME", help="With --pack: the key to pack, of a store with several.")
 @json_option
-def command(path: str, as_json: bool) -> None:
+def command(path: str, pack: tuple[int, ...], key: str | None, as_json: bool) -> None:
     """Say what the store at PATH holds: format, documents, tokens, lengths, tokeniser, inputs.
 
     PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. Reads the lengths of all documents, not
-    their tokens.
+    their tokens. With --pack it says instead what each packing strategy would make of the documents: packs, fill,
+    documents a pack, and what is cut and lost.
     """
+    import msgspec
+
+    if pack:
+        figures = _pack_figures(path, pack, key)
+        if as_json:
+            print_json(msgspec.to_builtins(figures))
+        else:
+            from headrace.cli.pack_figures import report as pack_report
+
+            click.echo("\n".join(pack_report(figures)))
+        return
+    if key is not None:
+        raise ConfigError(f"--key {key} says what to pack: give --pack N too, or leave it out")
+
     from headrace.cli.description import describe
 
     description = describe(path)
     if as_json:
-        import msgspec
-
         print_json(msgspec.to_builtins(description))
     else:
         click.echo("\n".join(report(description)))
+
+
+def _pack_figures(path: str, max_seq_lens: tuple[int, ...], key: str | None) -> PackFigures:
+    from headrace.cli.pack_figures import pack_figures
+
+    with ProgressLine(quiet=False) as line:
+
+        def show(max_seq_len: int, done: int, num_documents: int) -> None:
+            if line.is_due:
+                line.show(f"packs of {count(max_seq_len)}: {count(done)} of {count(num_documents)} documents")
+
+        return pack_figures(path, max_seq_lens, key=key, on_documents=show)
 
 
 def report(description: Description) -> list[str]:

@@ -58,7 +58,7 @@ def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Pat
         arrays, data = found
         try:
             meta = msgspec.json.decode(data, type=PackPlanMeta)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(f"{folder / name}: damaged: {error}; remove it, it is made anew") from error
         if (meta.num_documents, meta.ledger.raw_tokens) != (store.num_documents, store.num_tokens):
             raise StoreError(

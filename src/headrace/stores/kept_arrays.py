@@ -40,10 +40,11 @@ class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ``kept.json`` holds; ``meta`` is the maker's own."""
+    """What ``kept.json`` holds; ``meta`` is the maker's own, as text, and vouched for like the arrays."""
 
     arrays: dict[str, KeptFile]
-    meta: msgspec.Raw
+    meta: str
+    meta_xxh3_128: str
 
 
 def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], meta: bytes) -> None:
@@ -66,7 +67,7 @@ def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], met
             size = path.stat().st_size
             hashed = hash_file(path, size=size).sum(path.name)
             files[key] = KeptFile(array.dtype.name, array.shape, size, hashed.xxh3_128)
-        kept = Kept(files, msgspec.Raw(meta))
+        kept = Kept(files, meta.decode(), xxhash.xxh3_128_hexdigest(meta))
         with output_errors(partial, "write"):
             (partial / KEPT_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
             sync_folder(partial / KEPT_NAME)
@@ -111,7 +112,7 @@ def find_arrays(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes
             )
         # As a plain array over the mapping: a memmap object costs a microsecond at every indexing.
         arrays[key] = np.asarray(array)
-    return arrays, bytes(kept.meta)
+    return arrays, kept.meta.encode()
 
 
 def check_arrays(folder: Path, name: str) -> list[str]:
@@ -132,9 +133,12 @@ def check_arrays(folder: Path, name: str) -> list[str]:
 
 def _decoded(place: Path, data: bytes) -> Kept:
     try:
-        return msgspec.json.decode(data, type=Kept)
+        kept = msgspec.json.decode(data, type=Kept)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{place / KEPT_NAME}: damaged: {error}; remove {place}, it is made anew") from error
+    if xxhash.xxh3_128_hexdigest(kept.meta.encode()) != kept.meta_xxh3_128:
+        raise StoreError(f"{place / KEPT_NAME}: damaged: meta is not what was written; remove {place}, it is made anew")
+    return kept
 
 
 def kept_name(*facts: object) -> str:

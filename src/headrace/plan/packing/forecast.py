@@ -195,8 +195,7 @@ class _Wrapped:
         last = np.cumsum(lengths)
         last += self._begin - 1
         num_tokens = int(lengths.sum())
-        # A document is cut where its first and its last token lie in different packs; an empty one has neither.
-        last_packs = last // self._size
-        is_cut = (last - lengths + 1 < last_packs * self._size) & (lengths > 0)
-        self.cut += int(np.count_nonzero(is_cut))
+        # A document is cut where its first token lies before the pack of its last one. An empty one has none, and its
+        # first would be behind its last.
+        self.cut += int(np.count_nonzero(last - lengths + 1 < last // self._size * self._size))
         self._begin += num_tokens

@@ -1,0 +1,226 @@
+"""Makes the packs of a store and checks them, for ``headrace check --pack``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.cli.pack_figures import open_key
+from headrace.cli.tiling import Tiling, kept_range
+from headrace.datasets import PackedSequenceDataset, Sample
+from headrace.datasets.pack_plans import StoreLengths, cache_folder, plan_name
+from headrace.errors import StoreError
+from headrace.plan import IntArray
+from headrace.plan.packed_check import check_packed
+from headrace.plan.packing import CHUNK, Packing, PackingLedger, PackItems, PackPlanMeta, plan_packs
+from headrace.plan.segments import IGNORED_LABEL
+from headrace.stores import Problem, Store, check_arrays, find_arrays
+from headrace.stores.faults import Faults
+from headrace.stores.kept_arrays import KEPT_NAME
+
+_TOKENS_AT_ONCE = 1 << 20
+_EPOCH_KEY = 1 << 40
+"""Where epochs re-pack, the packs of one of them are checked: that of this key."""
+
+OnPacks = Callable[[int, int], None]
+
+
+class PackVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check of packs looked at."""
+
+    key: str
+    packing: Packing
+    kept_plan: str | None
+    """Where a kept plan was found, which is checked too; None: there was none."""
+
+    packs: int
+    """Zero where the kept plan is damaged: then nothing else is looked at."""
+
+    ledger: PackingLedger | None
+
+
+def check_packs(
+    path: str, packing: Packing, *, key: str | None, plan_folder: Path | None, on_packs: OnPacks
+) -> tuple[PackVerdict, list[Problem]]:
+    """Make all packs of a store, as a run would get them, and collect what is wrong with them.
+
+    A kept plan is checked against its sums and against one that is made anew. Then each pack is laid out, validated,
+    and compared with the store; at last every token of every document is accounted for, in a pack or in the ledger.
+    Memory is that of the plan, 8 bytes a document, and some packs.
+
+    Args:
+        path: as for `headrace.open`.
+        packing: how the documents are packed.
+        key: of a store with several keys the one that is packed; by default the main one, which is the first.
+        plan_folder: where plans are kept; by default the cache folder.
+        on_packs: called now and then with the number of packs checked, and of all packs.
+
+    Raises:
+        ConfigError: there is no such key, over-long documents and no policy for them, nothing to pack.
+    """
+    name, store = open_key(path, key)
+    with store:
+        place = (plan_folder or cache_folder()) / plan_name(store, packing)
+        is_kept = (place / KEPT_NAME).exists()
+        kept = str(place) if is_kept else None
+        if is_kept and (faults := list(_check_kept(store, packing, place))):
+            return PackVerdict(key=name, packing=packing, kept_plan=kept, packs=0, ledger=None), faults
+        dataset = PackedSequenceDataset(store, packing, plan_folder=plan_folder)
+        verdict = PackVerdict(key=name, packing=packing, kept_plan=kept, packs=len(dataset), ledger=dataset.ledger)
+        return verdict, list(_check_all(dataset, on_packs))
+
+
+def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem]:
+    try:
+        faults = check_arrays(place.parent, place.name)
+        found = find_arrays(place.parent, place.name) if not faults else None
+        if found is not None:
+            # Nothing vouches for the plan's own description, but it is small and can be made again.
+            meta = msgspec.json.decode(found[1], type=PackPlanMeta)
+            if meta != plan_packs(StoreLengths(store), packing).meta:
+                faults = [f"{place / KEPT_NAME}: describes another plan than the one that is made of these documents"]
+    except StoreError as error:
+        faults = [str(error)]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        faults = [f"{place / KEPT_NAME}: damaged: {error}"]
+    for fault in faults:
+        path, _, message = fault.partition(": ")
+        advice = "" if "made anew" in message else f"; remove {place}, it is made anew"
+        yield Problem(path=path, place="", message=message + advice)
+
+
+def _check_all(dataset: PackedSequenceDataset, on_packs: OnPacks) -> Iterator[Problem]:
+    path = dataset.store.path
+    faults = Faults(path, "packs")
+    tiling = Tiling(dataset.store.num_documents)
+    at_once = max(1, _TOKENS_AT_ONCE // dataset.max_seq_len)
+    for first in range(0, len(dataset), at_once):
+        packs = np.arange(first, min(first + at_once, len(dataset)), dtype=np.int64)
+        items = dataset.items(_addresses(dataset, packs))
+        tiling.add(items)
+        found = list(_check_packs(dataset, packs, items))
+        for row in faults.to_name(np.array([bool(messages) for messages in found])):
+            yield from (Problem(path=path, place=f"pack {first + row}", message=message) for message in found[row])
+        on_packs(first + len(packs), len(dataset))
+    yield from faults.rest()
+    yield from _check_documents(dataset, tiling)
+    yield from _check_ledger(dataset, tiling.num_tokens)
+
+
+def _addresses(dataset: PackedSequenceDataset, packs: IntArray) -> IntArray:
+    keys = np.full(len(packs), _EPOCH_KEY, dtype=np.uint64) if dataset.packing.repack else None
+    return dataset.locate(packs, keys)
+
+
+def _check_packs(dataset: PackedSequenceDataset, packs: IntArray, items: PackItems) -> Iterator[list[str]]:
+    """Of each pack what is wrong with it."""
+    sums = list(_check_sums(dataset.packing, items))
+    if any(sums):
+        yield from sums  # these cannot be laid out
+        return
+    batch = dataset.read(_addresses(dataset, packs))
+    # Where the pieces lie is asked of the store itself, and not taken from the plan.
+    starts = dataset.store.document_begins(items.documents) + items.begins
+    offsets = items.offsets.tolist()
+    for row in range(len(packs)):
+        some = slice(offsets[row], offsets[row + 1])
+        yield _check_pack(
+            dataset,
+            {name: values[row] for name, values in batch.items()},
+            documents=items.documents[some],
+            lengths=items.lengths[some],
+            starts=starts[some],
+            going_on=items.continues[some],
+        )
+
+
+def _check_sums(packing: Packing, items: PackItems) -> Iterator[list[str]]:
+    """Of each pack whether its pieces have tokens, and together no more than it has places."""
+    segments = -(-items.lengths // packing.segment_multiple) * packing.segment_multiple
+    for first, end in pairwise(items.offsets.tolist()):
+        taken, shortest = int(segments[first:end].sum()), int(items.lengths[first:end].min(initial=1))
+        found = []
+        if taken > packing.max_seq_len:
+            found.append(f"its pieces take {taken:,} places, it has {packing.max_seq_len:,}")
+        if shortest < 1:
+            found.append(f"a piece of {shortest} tokens; each has at least 1")
+        yield found
+
+
+def _check_pack(
+    dataset: PackedSequenceDataset,
+    sample: Sample,
+    *,
+    documents: IntArray,
+    lengths: IntArray,
+    starts: IntArray,
+    going_on: NDArray[np.bool_],
+) -> list[str]:
+    """A pack against the validator, the plan and the store."""
+    packing, store = dataset.packing, dataset.store
+    segments = -(-lengths // packing.segment_multiple) * packing.segment_multiple
+    left = packing.max_seq_len - int(segments.sum())
+    borders = np.cumsum([0, *segments, left] if left else [0, *segments], dtype=np.int32)
+    lasts = borders[: len(lengths)] + lengths - 1
+    found = check_packed({**sample, "cu_seqlens": borders}, padding_idx=dataset.padding_idx)
+    real = sample["document_ids"] >= 0
+    if not np.array_equal(sample["document_ids"][real], np.repeat(documents, lengths)):
+        found.append(f"document_ids are not those of its documents {documents.tolist()} of {lengths.tolist()} tokens")
+    if not np.array_equal(sample["input_ids"][real], np.concatenate(store.pieces(starts, lengths))):
+        found.append(f"input_ids are not the tokens of its documents {documents.tolist()}")
+    expected = np.full(len(lengths), IGNORED_LABEL, dtype=np.int64)
+    if going_on.any():
+        after = (starts + lengths)[going_on]
+        expected[going_on] = np.concatenate(store.pieces(after, np.ones_like(after)))
+    wrong = np.flatnonzero(sample["labels"][lasts] != expected)
+    if len(wrong):
+        one = int(wrong[0])
+        found.append(
+            f"column {lasts[one]}: labels is {sample['labels'][lasts[one]]}; behind the last token of document "
+            f"{documents[one]} in this pack it is {expected[one]}"
+        )
+    return found
+
+
+def _check_documents(dataset: PackedSequenceDataset, tiling: Tiling) -> Iterator[Problem]:
+    """Every token of every document is in the packs once, but for those that the policy takes away."""
+    path = dataset.store.path
+    faults = Faults(path, "documents")
+    first = 0
+    for lengths in dataset.store.length_chunks(CHUNK):
+        begins, ends = kept_range(lengths, dataset.packing)
+        for at in faults.to_name(tiling.is_wrong(first, begins, ends)):
+            yield Problem(
+                path=path,
+                place=f"document {first + at}",
+                message=f"the packs do not hold its tokens {begins[at]} to {ends[at]} (of {lengths[at]}) exactly once",
+            )
+        first += len(lengths)
+    yield from faults.rest()
+
+
+def _check_ledger(dataset: PackedSequenceDataset, num_tokens: int) -> Iterator[Problem]:
+    """The ledger against a count of what is in the packs and what is not."""
+    packing, ledger = dataset.packing, dataset.ledger
+    raw = lost = 0
+    for lengths in dataset.store.length_chunks(CHUNK):
+        begins, ends = kept_range(lengths, packing)
+        raw += int(lengths.sum())
+        lost += int((lengths - (ends - begins)).sum())
+    expected = {
+        "raw_tokens": raw,
+        "num_tokens": num_tokens,
+        "truncated_tokens": lost if packing.over_long.startswith("truncate") else 0,
+        "dropped_tokens": lost if packing.over_long == "drop" else 0,
+        "num_packs": len(dataset),
+        "pad_tokens": len(dataset) * packing.max_seq_len - num_tokens,
+    }
+    for name, value in expected.items():
+        if getattr(ledger, name) != value:
+            message = f"{name} of the ledger is {getattr(ledger, name):,}; counted were {value:,}"
+            yield Problem(path=dataset.store.path, place="", message=message)

@@ -1,0 +1,77 @@
+"""The figures of a forecast are those of the plans themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counts import cases
+from headrace.errors import ConfigError
+from headrace.plan import IntArray
+from headrace.plan.packing import Packing, plan_packs
+from headrace.plan.packing.forecast import Forecast, forecast
+
+
+def chunks(lengths: IntArray, size: int) -> Iterator[IntArray]:
+    for first in range(0, len(lengths), size):
+        yield lengths[first : first + size]
+
+
+def check(found: Forecast, lengths: IntArray, first_fit_documents: int) -> None:
+    """Every figure against the ledger of the plan."""
+    assert (found.documents, found.tokens) == (len(lengths), lengths.sum())
+    assert found.over_long_documents == np.count_nonzero(lengths > found.max_seq_len)
+    assert found.longest == lengths.max(initial=0)
+    names = ["greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"]
+    assert [strategy.strategy for strategy in found.strategies] == names
+    for figures in found.strategies:
+        chosen = lengths[:first_fit_documents] if figures.strategy == "first_fit" else lengths
+        packing = Packing(max_seq_len=found.max_seq_len, strategy=figures.strategy, over_long=figures.over_long)
+        ledger = plan_packs(chosen, packing).ledger
+        assert figures.documents == ledger.raw_documents
+        assert figures.packs == ledger.num_packs
+        assert figures.fill == ledger.fill
+        with_tokens = ledger.raw_documents - ledger.empty_documents
+        assert figures.documents_per_pack == with_tokens / max(1, ledger.num_packs)
+        assert figures.cut_documents == ledger.split_documents + ledger.truncated_documents
+        assert figures.cut_share == figures.cut_documents / max(1, ledger.raw_documents)
+        assert figures.lost_tokens == ledger.lost_tokens
+        assert figures.lost_share == ledger.lost_share
+
+
+@settings(max_examples=cases(150, 3000))
+@given(
+    st.lists(st.integers(0, 25), max_size=60),
+    st.integers(1, 17),
+    st.integers(1, 20),
+    st.integers(0, 70),
+)
+def test_equal_to_the_plans(drawn: list[int], max_seq_len: int, chunk: int, first_fit_documents: int) -> None:
+    lengths = np.array(drawn, dtype=np.int64)
+    found = forecast(chunks(lengths, chunk), max_seq_len, first_fit_documents=first_fit_documents)
+    check(found, lengths, first_fit_documents)
+
+
+@pytest.mark.parametrize("max_seq_len", [256, 4096])
+def test_equal_to_the_plans_of_many_documents(max_seq_len: int) -> None:
+    lengths = np.random.default_rng(0).lognormal(5.5, 1, 20_000).astype(np.int32)
+    check(forecast(chunks(lengths, 3_000), max_seq_len, first_fit_documents=5_000), lengths, 5_000)
+
+
+def test_what_no_plan_takes() -> None:
+    for max_seq_len in (0, (1 << 22) + 1):
+        with pytest.raises(ConfigError, match="max_seq_len is"):
+            forecast([np.array([1])], max_seq_len, first_fit_documents=1)
+    with pytest.raises(ConfigError, match="a document of -3 tokens"):
+        forecast([np.array([4, -3])], 8, first_fit_documents=1)
+
+
+def test_documents_beyond_those_that_first_fit_looks_at_are_not_taken() -> None:
+    found = forecast([np.array([4, 4, 1, 9])], 4, first_fit_documents=2)
+    by_name = {figures.strategy: figures for figures in found.strategies}
+    assert (by_name["first_fit"].documents, by_name["first_fit"].packs, by_name["first_fit"].cut_documents) == (2, 2, 0)
+    assert (by_name["best_fit"].documents, by_name["best_fit"].packs, by_name["best_fit"].lost_tokens) == (4, 4, 5)
