@@ -17,6 +17,7 @@ import packs_plainly
 from counts import cases
 from headrace import Blend, ConfigError, Order, PackedSequenceDataset, Packing, Run, WindowDataset, stores
 from headrace.plan import derive_array
+from headrace.plan.packing import plan_packs
 from headrace.testing.keyed import write_keyed
 from packs_plainly import check_samples
 
@@ -235,3 +236,13 @@ def test_refused_arguments(corpus: list[corpora.Corpus], tmp_path: Path) -> None
     corpora.write(tmp_path / "empty", [np.zeros(0, np.uint16)])
     with pytest.raises(ConfigError, match=r"empty has no documents to pack into 20 tokens"):
         PackedSequenceDataset(stores.open(str(tmp_path / "empty")), PACKING)
+
+
+def test_packs_beyond_two_to_the_32(corpus: list[corpora.Corpus]) -> None:
+    """Of wrapped ones there can be so many; their numbers are no 32 bits."""
+    dataset = PackedSequenceDataset(corpus[0].store, Packing(max_seq_len=1, strategy="wrapped"))
+    dataset.plan = plan_packs(np.array([1 << 34, 5]), dataset.packing)
+    wanted = np.array([(1 << 32) + 5, (1 << 34) + 2])
+    items = dataset.items(dataset.locate(wanted, np.array([2**64 - 1] * 2, dtype=np.uint64)))
+    assert items.documents.tolist() == [0, 1]
+    assert items.begins.tolist() == [(1 << 32) + 5, 2]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.plan import derive_array, permute, unpermute
 from headrace.plan.keys import derive, mix, mix_array, source_key
+from headrace.plan.permutation import permute_each
 
 EDGES = [1, 2, 3, 255, 256, 257, 65_521, 65_535, 65_536, 65_537, 104_729, 2**17 - 1, 2**17, 2**17 + 1, 1_000_003]
 GOLDEN = {
@@ -128,3 +129,59 @@ def test_first_elements_of_many_keys_are_uniform() -> None:
         first = permute(np.zeros(20_000, dtype=np.int64), length, keys)
         counts = np.histogram(first, bins=50, range=(0, length))[0]
         assert ((counts - 400) ** 2 / 400).sum() < 49 + 5 * np.sqrt(98)
+
+
+@pytest.mark.parametrize("first", [1, 51, 101, 151])
+def test_each_of_a_length_of_its_own_is_a_bijection(first: int) -> None:
+    """All elements of every length from 1 to 200, each with several keys, in one call."""
+    groups = [(length, key) for length in range(first, first + 50) for key in (0, 1, 2**63, 2**64 - 1, length)]
+    sizes = np.array([length for length, _ in groups])
+    lengths = np.repeat(sizes, sizes)
+    keys = np.repeat(np.array([key for _, key in groups], dtype=np.uint64), sizes)
+    ends = np.cumsum(sizes)
+    ranks = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+    elements = permute_each(ranks, lengths, keys)
+    assert elements.dtype == np.int64
+    for length, found in zip(sizes.tolist(), np.split(elements, ends[:-1]), strict=True):
+        assert np.array_equal(np.sort(found), np.arange(length))
+
+
+@pytest.mark.parametrize("length", [65_535, 65_536, 65_537, 2**17 + 1, 999_983])
+def test_each_of_one_great_length_is_a_bijection(length: int) -> None:
+    ranks = np.arange(length)
+    elements = permute_each(ranks, np.full(length, length), np.full(length, 11, dtype=np.uint64))
+    assert np.array_equal(np.sort(elements), ranks)
+    assert np.count_nonzero(elements == ranks) < 12
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 2**32), st.integers(0, 2**64 - 1), st.integers(0, 2**32)), max_size=8),
+    st.integers(0, 99),
+)
+def test_each_does_not_depend_on_the_others(groups: list[tuple[int, int, int]], seed: int) -> None:
+    """Drawn lengths up to 2^32: within the length, injective, and the same in any company."""
+    near = np.arange(40)
+    parts = [np.unique(np.concatenate([near, length - 1 - near, [rank]]) % length) for length, _, rank in groups]
+    sizes = [len(part) for part in parts]
+    ranks = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+    lengths = np.repeat(np.array([length for length, _, _ in groups], dtype=np.int64), sizes)
+    keys = np.repeat(np.array([key for _, key, _ in groups], dtype=np.uint64), sizes)
+    together = permute_each(ranks, lengths, keys)
+    assert ((together >= 0) & (together < lengths)).all()
+    for (length, key, _), part, found in zip(
+        groups, parts, np.split(together, np.cumsum(sizes)[:-1]) if sizes else [], strict=True
+    ):
+        assert np.unique(found).size == len(part)
+        alone = permute_each(part, np.full(len(part), length), np.full(len(part), key, dtype=np.uint64))
+        assert np.array_equal(found, alone)
+    order = np.random.default_rng(seed).permutation(len(ranks))
+    assert np.array_equal(permute_each(ranks[order], lengths[order], keys[order]), together[order])
+
+
+def test_each_sends_a_rank_everywhere() -> None:
+    """Over many keys, the first of 50 comes to each place about as often."""
+    keys = derive_array(4, np.arange(20_000))
+    first = permute_each(np.zeros(20_000, dtype=np.int64), np.full(20_000, 50), keys)
+    counts = np.bincount(first, minlength=50)
+    assert ((counts - 400) ** 2 / 400).sum() < 49 + 5 * np.sqrt(98)

@@ -65,10 +65,10 @@ def check_packs(
     """
     name, store = open_key(path, key)
     with store:
-        place = (plan_folder or cache_folder()) / plan_name(store, packing)
-        is_kept = (place / KEPT_NAME).exists()
-        kept = str(place) if is_kept else None
-        if is_kept and (faults := list(_check_kept(store, packing, place))):
+        folder = plan_folder or cache_folder()
+        place = None if folder is None else folder / plan_name(store, packing)
+        kept = str(place) if place is not None and (place / KEPT_NAME).exists() else None
+        if kept is not None and place is not None and (faults := list(_check_kept(store, packing, place))):
             return PackVerdict(key=name, packing=packing, kept_plan=kept, packs=0, ledger=None), faults
         dataset = PackedSequenceDataset(store, packing, plan_folder=plan_folder)
         verdict = PackVerdict(key=name, packing=packing, kept_plan=kept, packs=len(dataset), ledger=dataset.ledger)

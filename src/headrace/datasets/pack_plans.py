@@ -53,8 +53,17 @@ def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Pat
         if store.num_documents <= KEPT_DOCUMENTS:
             return plan_packs(lengths, packing)
         folder = cache_folder()
+        if folder is None:
+            return plan_packs(lengths, packing)
     name = plan_name(store, packing)
-    if (found := find_arrays(folder, name)) is not None:
+    try:
+        found = find_arrays(folder, name)
+    except StoreError as error:
+        # Nobody asked for a cache that this user may not read; one that is damaged is an error all the same.
+        if asked or not isinstance(error.__cause__, PermissionError):
+            raise
+        return plan_packs(lengths, packing)
+    if found is not None:
         arrays, data = found
         try:
             meta = msgspec.json.decode(data, type=PackPlanMeta)
@@ -84,9 +93,13 @@ def plan_name(store: Store, packing: Packing) -> str:
     return kept_name("packs", PLAN_VERSION, store.fingerprint, store.num_documents, msgspec.to_builtins(packing))
 
 
-def cache_folder() -> Path:
-    """``$HEADRACE_CACHE``, or ``headrace`` in the user's cache folder."""
-    named = os.environ.get("HEADRACE_CACHE")
-    if named:
+def cache_folder() -> Path | None:
+    """``$HEADRACE_CACHE``, or ``headrace`` in the user's cache folder; None for a user without a home."""
+    if named := os.environ.get("HEADRACE_CACHE"):
         return Path(named) / "packs"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "packs"
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "headrace" / "packs"
+    try:
+        return Path.home() / ".cache" / "headrace" / "packs"
+    except RuntimeError:
+        return None

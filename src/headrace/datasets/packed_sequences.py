@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,7 +79,7 @@ class PackedSequenceDataset(Dataset):
             raise ConfigError(f"border_labels is {border_labels!r}; allowed are 'mask', 'keep'")
         self.store = store
         self.packing = packing
-        self.padding_idx = padding_idx
+        self.padding_idx = index(padding_idx)
         self.loss_mask_key = loss_mask_key
         self._keep_borders = border_labels == "keep"
         if loss_mask_key is not None:
@@ -88,6 +89,7 @@ class PackedSequenceDataset(Dataset):
         if not len(self.plan):
             raise ConfigError(f"{store.path} has no documents to pack into {packing.max_seq_len:,} tokens")
         self._ranges = Ranges(packing.max_seq_len)
+        self._number_dtype = np.int32 if store.num_documents < 1 << 31 else np.int64
         self._pad = np.zeros(packing.max_seq_len, dtype=store.dtypes[store.keys[0]])
         self._say()
 
@@ -151,7 +153,7 @@ class PackedSequenceDataset(Dataset):
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: the pack, and with ``repack`` 31 bits of the epoch's key above it."""
+        """(n,) int64: the pack, and with ``repack`` 30 bits of the epoch's key above it."""
         if keys is None or not self.packing.repack:
             return indices
         # The lowest bit says that there is a key: without one nothing is exchanged.
@@ -159,8 +161,10 @@ class PackedSequenceDataset(Dataset):
 
     def items(self, addresses: IntArray) -> PackItems:
         """The pieces in the packs at some addresses."""
+        if not self.packing.repack:
+            return self.plan.items(addresses)
         packs = addresses & ((1 << _PACK_BITS) - 1)
-        if not self.packing.repack or not (addresses >> _PACK_BITS).any():
+        if not (addresses >> _PACK_BITS).any():
             return self.plan.items(packs)
         return self.plan.items(packs, (addresses >> (_PACK_BITS + 1)).astype(np.uint64))
 
@@ -184,20 +188,25 @@ class PackedSequenceDataset(Dataset):
         )
         flat = {name: values.reshape(-1) for name, values in out.items()}
         ids, labels, mask = flat["input_ids"], flat["labels"], flat["loss_mask"]
-        tokens = layout.concatenate(self.store.pieces(items.starts, items.lengths), self._pad)
+        positions, documents = flat["position_ids"], flat["document_ids"]
+        tokens = layout.concatenate(self.store.buffers(items.starts, items.lengths), self._pad)
         ids[:] = tokens
         labels[:-1] = tokens[1:]
-        layout.positions(self._ranges, flat["position_ids"])
-        flat["document_ids"][:] = layout.repeat(items.documents, -1)
-        pads = layout.pads()
-        last = layout.ends - 1
-        ids[pads] = self.padding_idx
-        labels[pads] = IGNORED_LABEL
+        positions[:] = layout.positions(self._ranges)
+        # Half the bytes where the numbers of documents fit: what is repeated is written once more.
+        documents[:] = np.repeat(items.documents.astype(self._number_dtype), layout.widths)
         mask[:] = True
-        mask[pads] = False
+        if not layout.is_full:
+            pads = layout.pads()
+            ids[pads.places] = self.padding_idx
+            labels[pads.places] = IGNORED_LABEL
+            mask[pads.places] = False
+            positions[pads.places] = pads.positions
+            documents[pads.places] = -1
+        last = layout.ends - 1
         # The last token of a piece: what follows in its document where it goes on, else nothing, unless it is asked to
         # have what follows in the pack.
-        closed = last[~(items.continues | self._followed(items))]
+        closed = last[~self._labelled(items)]
         labels[closed] = IGNORED_LABEL
         mask[closed] = False
         going_on = np.flatnonzero(items.continues)
@@ -209,10 +218,10 @@ class PackedSequenceDataset(Dataset):
 
     def _mask_labels(self, key: str, items: PackItems, layout: Rows, labels: NDArray[Any], mask: NDArray[Any]) -> None:
         """Leave out the labels of tokens that the store says are not trained on."""
-        marks = self.store.pieces(items.starts, items.lengths, key)
+        marks = self.store.buffers(items.starts, items.lengths, key)
         # A label is the token after its own, and it is that token's mark that counts.
         wanted = np.zeros(len(mask), dtype=bool)
-        wanted[:-1] = layout.concatenate(marks, np.zeros(self.max_seq_len, marks[0].dtype))[1:] != 0
+        wanted[:-1] = layout.concatenate(marks, np.zeros(self.max_seq_len, self.store.dtypes[key]))[1:] != 0
         going_on = np.flatnonzero(items.continues)
         if len(going_on):
             after = items.starts[going_on] + items.lengths[going_on]
@@ -226,7 +235,7 @@ class PackedSequenceDataset(Dataset):
         sums = _prefix_sums(items.lengths)
         tokens = np.diff(sums[items.offsets])
         # A piece predicts all its tokens but the first, and the one after its last where there is a label for it.
-        labelled = items.continues | self._followed(items)
+        labelled = self._labelled(items)
         if self.loss_mask_key is None:
             supervised = items.lengths - 1 + labelled
         else:
@@ -237,12 +246,13 @@ class PackedSequenceDataset(Dataset):
             tokens, np.diff(_prefix_sums(supervised)[items.offsets]), self.max_seq_len - tokens, np.diff(items.offsets)
         )
 
-    def _followed(self, items: PackItems) -> NDArray[np.bool_]:
-        """(pieces,): whether the label of a piece's last token is the first token of the piece behind it."""
-        followed = np.full(len(items.lengths), self._keep_borders)
+    def _labelled(self, items: PackItems) -> NDArray[np.bool_]:
+        """(pieces,): whether the last token of a piece has a label, in its document or, if asked to, behind it."""
+        if not self._keep_borders:
+            return items.continues
+        followed: NDArray[np.bool_] = items.lengths % self.packing.segment_multiple == 0
         followed[items.offsets[1:] - 1] = False
-        followed &= items.lengths % self.packing.segment_multiple == 0
-        return followed & ~items.continues
+        return items.continues | followed
 
     def _marks_after(self, items: PackItems, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(pieces,): the mark of what each piece's last token predicts; ``first`` are those of the first tokens."""
@@ -254,8 +264,8 @@ class PackedSequenceDataset(Dataset):
             after[going_on] = np.concatenate(self.store.pieces(places, np.ones_like(places), key)) != 0
         return after
 
-    def __getitem__(self, index: int) -> Sample:
-        return with_segments(super().__getitem__(index))
+    def __getitem__(self, number: int) -> Sample:
+        return with_segments(super().__getitem__(number))
 
     def __getitems__(self, indices: Any) -> list[Sample]:
         """The samples at ``indices``, read as one batch."""

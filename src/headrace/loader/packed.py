@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.datasets import Run
 from headrace.loader.spans import Batch, Span
 from headrace.plan.packed_check import verify_packed
-from headrace.plan.segments import cu_seqlens
 
 COUNT_POSITIONS = 1024
 """Samples that are counted together, in whole steps."""
@@ -56,11 +56,19 @@ def add_segments(batches: list[Batch], span: Span, totals: StepTotals) -> None:
     - ``step_supervised_tokens`` int: those of the whole global step, over all micro-batches and ranks.
     """
     for batch, step in zip(batches, span.steps, strict=True):
-        bounds = cu_seqlens(batch["position_ids"].numpy())
+        bounds = _bounds(memoryview(batch["position_ids"].numpy().reshape(-1)))
         batch["cu_seqlens"] = torch.from_numpy(bounds)
         batch["max_seqlen"] = int(np.diff(bounds).max()) if len(bounds) > 1 else 0
         batch["num_supervised_tokens"] = int(np.count_nonzero(batch["loss_mask"].numpy()))
         batch["step_supervised_tokens"] = totals.of(step)
+
+
+def _bounds(positions: memoryview) -> NDArray[np.int32]:
+    """``cu_seqlens`` from the end: the last position of a segment says how long it is. O(segments), not tokens."""
+    bounds = [len(positions)]
+    while bounds[-1]:
+        bounds.append(bounds[-1] - positions[bounds[-1] - 1] - 1)
+    return np.array(bounds[::-1], dtype=np.int32)
 
 
 def verify(batch: Batch) -> None:

@@ -146,7 +146,8 @@ class IndexedStore(Store):
         stream = self._use_stream()
         if type(stream) is not ContiguousStream or self._reader.view(self._bin) is None:
             return None
-        return self._read_bytes(0, stream.num_tokens * self._dtype.itemsize, "the stream")
+        whole: TokenArray = self.fetch(0, stream.num_tokens, key)
+        return whole
 
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
         """The lengths of all documents, from the sizes of their sequences; the ``.idx`` is let go of at the end."""

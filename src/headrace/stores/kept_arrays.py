@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.errors import StoreError
+from headrace.errors import OutputError, StoreError
 from headrace.io import hash_file, output_errors, sync_folder
 
 KEPT_NAME = "kept.json"
@@ -73,10 +73,13 @@ def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], met
             sync_folder(partial / KEPT_NAME)
             try:
                 partial.rename(folder / name)
-            except OSError:
+            except OSError as error:
                 # Another process was faster, with the same content.
-                if not (folder / name / KEPT_NAME).exists():
+                if not (folder / name).exists():
                     raise
+                if not (folder / name / KEPT_NAME).exists():
+                    reason = f"{folder / name}: cannot be replaced: {error.strerror}; remove {folder / name}"
+                    raise OutputError(f"{reason}, it is made anew") from error
         sync_folder(folder / name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -92,7 +95,7 @@ def find_arrays(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes
     place = folder / name
     try:
         data = (place / KEPT_NAME).read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreError(f"{place / KEPT_NAME}: cannot be read: {error.strerror}") from error
@@ -102,12 +105,13 @@ def find_arrays(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes
         path = place / f"{key}.npy"
         try:
             found_bytes = path.stat().st_size
-            array = np.load(path, mmap_mode="r", allow_pickle=False) if file.shape != (0,) else np.empty(0, file.dtype)
-        except (OSError, ValueError) as error:
+            dtype = np.dtype(file.dtype)
+            array = np.load(path, mmap_mode="r", allow_pickle=False) if file.shape != (0,) else np.empty(0, dtype)
+        except (OSError, ValueError, EOFError, TypeError) as error:
             raise StoreError(f"{path}: cannot be read: {error}; remove {place}, it is made anew") from error
-        if (array.dtype.name, array.shape, found_bytes) != (file.dtype, file.shape, file.size):
+        if (array.dtype, array.shape, found_bytes) != (dtype, file.shape, file.size):
             raise StoreError(
-                f"{path}: {array.dtype.name} of shape {array.shape} in {found_bytes} bytes, written were {file.dtype} "
+                f"{path}: {array.dtype} of shape {array.shape} in {found_bytes} bytes, written were {file.dtype} "
                 f"of shape {file.shape} in {file.size} bytes; remove {place}, it is made anew"
             )
         # As a plain array over the mapping: a memmap object costs a microsecond at every indexing.
@@ -118,7 +122,10 @@ def find_arrays(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes
 def check_arrays(folder: Path, name: str) -> list[str]:
     """Read everything under a name and say what differs from what was written; empty if nothing does."""
     place = folder / name
-    kept = _decoded(place, (place / KEPT_NAME).read_bytes())
+    try:
+        kept = _decoded(place, (place / KEPT_NAME).read_bytes())
+    except OSError as error:
+        raise StoreError(f"{place / KEPT_NAME}: cannot be read: {error.strerror}") from error
     faults = []
     for key, file in kept.arrays.items():
         path = place / f"{key}.npy"

@@ -118,22 +118,22 @@ class ShardedStore(Store):
                     out[row] = store.fetch(local[row], local[row] + length)
         return out
 
-    def pieces(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[TokenArray]:
+    def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
         """The tokens of each range; a copy only where one crosses from one shard to the next."""
         shard_begins = self._begins()
         check_ranges(begins, lengths, int(shard_begins[-1]))
         of = np.searchsorted(shard_begins, begins, side="right") - 1
         # An empty range may begin where the last shard ends.
         of = np.minimum(of, len(self.shards) - 1)
-        found: list[TokenArray] = [np.empty(0)] * len(begins)
+        found = [memoryview(b"")] * len(begins)
         crosses = begins + lengths > shard_begins[of + 1]
         for row in np.flatnonzero(crosses).tolist():
             begin = int(begins[row])
-            found[row] = self._read(begin, begin + int(lengths[row]), self.keys[0] if key is None else key)
+            found[row] = self._read(begin, begin + int(lengths[row]), self.keys[0] if key is None else key).data
         order = np.argsort(np.where(crosses, -1, of), kind="stable")[int(np.count_nonzero(crosses)) :]
         shards, firsts = np.unique(of[order], return_index=True)
         for shard, rows in zip(shards.tolist(), np.split(order, firsts)[1:], strict=True):
-            local = self.shards[shard].pieces(begins[rows] - shard_begins[shard], lengths[rows], key)
+            local = self.shards[shard].buffers(begins[rows] - shard_begins[shard], lengths[rows], key)
             for row, piece in zip(rows.tolist(), local, strict=True):
                 found[row] = piece
         return found

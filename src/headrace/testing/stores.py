@@ -28,14 +28,18 @@ LENGTHS = [0, 0, 3, 1, 0, 20, 7, 0, 5, 300, 2, 0]
 
 _TAKE_VIEWS_AND_FORGET = """
 import gc, pickle, sys
+import numpy as np
 store = pickle.loads(sys.stdin.buffer.read())
 views = [store.document(i) for i in range(len(store))] + [store.fetch(0, store.num_tokens)]
+views += store.pieces(np.cumsum(store.lengths) - store.lengths, store.lengths)
+if (stream := store.stream_view()) is not None:
+    views.append(stream)
 before = [view.tobytes() for view in views]
 store.close()
 del store
 gc.collect()
 assert [view.tobytes() for view in views] == before
-print(sum(map(len, before)))
+print(sum(map(len, before)), stream is not None)
 """
 
 
@@ -115,6 +119,55 @@ class StoreContract:
         with pytest.raises(IndexError, match=str(sum(LENGTHS))):
             store.fetch(begin, end)
 
+    def test_pieces(self, store: Store, stream: NDArray[Any]) -> None:
+        rng = np.random.default_rng(2)
+        for rows in (0, 1, 3, 200):
+            begins = rng.integers(0, len(stream) + 1, rows)
+            lengths = np.minimum(rng.integers(0, rng.choice([2, 30, 400]), rows), len(stream) - begins)
+            found = store.pieces(begins, lengths)
+            assert [piece.tolist() for piece in found] == [
+                stream[begin : begin + length].tolist() for begin, length in zip(begins, lengths, strict=True)
+            ]
+            assert all(piece.dtype == stream.dtype and not piece.flags.writeable for piece in found)
+            again = store.pieces(begins, lengths, "tokens")
+            assert [piece.tobytes() for piece in again] == [piece.tobytes() for piece in found]
+
+    def test_pieces_of_no_tokens(self, store: Store, stream: NDArray[Any]) -> None:
+        """At the begin, where documents and shards meet, and at the end of all."""
+        begins = np.arange(len(stream) + 1)
+        found = store.pieces(begins, np.zeros_like(begins))
+        assert [piece.tolist() for piece in found] == [[]] * len(begins)
+        assert {piece.dtype for piece in found} == {stream.dtype}
+
+    @pytest.mark.parametrize(
+        ("begin", "length"),
+        [(-1, 2), (-1, 0), (0, sum(LENGTHS) + 1), (sum(LENGTHS), 1), (sum(LENGTHS) + 1, 0), (3, -1), (2**63 - 1, 1),
+         (1, 2**63 - 1), (-(2**63), 2**63 - 1)],
+    )  # fmt: skip
+    def test_pieces_out_of_range(self, store: Store, begin: int, length: int) -> None:
+        with pytest.raises(IndexError, match=f"the stream has {sum(LENGTHS)} tokens"):
+            store.pieces(np.array([0, begin, 1]), np.array([1, length, 2]))
+
+    def test_pieces_of_an_unknown_key(self, store: Store) -> None:
+        with pytest.raises(ConfigError, match=r"'token'.*'tokens'"):
+            store.pieces(np.array([0]), np.array([1]), "token")
+
+    def test_stream_view(self, store: Store, stream: NDArray[Any]) -> None:
+        for key in (None, "tokens"):
+            view = store.stream_view(key)
+            if view is not None:
+                assert view.dtype == stream.dtype
+                assert not view.flags.writeable
+                np.testing.assert_array_equal(view, stream)
+
+    @pytest.mark.parametrize("num_documents", [1, 2, 5, len(LENGTHS) - 1, len(LENGTHS), 1000])
+    def test_length_chunks(self, store: Store, num_documents: int) -> None:
+        for _ in range(2):
+            chunks = list(store.length_chunks(num_documents))
+            assert {chunk.dtype for chunk in chunks} == {np.dtype(np.int64)}
+            assert np.concatenate(chunks).tolist() == LENGTHS
+            assert all(len(chunk) <= num_documents for chunk in chunks)
+
     def test_gather(self, store: Store, stream: NDArray[Any]) -> None:
         rng = np.random.default_rng(1)
         for length in (1, 2, 33, len(stream) - 1, len(stream), 0):
@@ -172,6 +225,9 @@ class StoreContract:
         assert store.gather(np.zeros(0, np.int64), 3).shape == (0, 3)
         assert store.document_begins(np.array([0])).tolist() == [0]
         assert store.find_documents(np.zeros(0, np.int64)).tolist() == []
+        assert [len(piece) for piece in store.pieces(np.zeros(2, np.int64), np.zeros(2, np.int64))] == [0, 0]
+        assert [len(view) for view in [store.stream_view()] if view is not None] in ([], [0])
+        assert sum(map(len, store.length_chunks(7))) == 0
         assert list(store.check(vocab_size=5)) == []
         assert store.fingerprint
         for wrong in (0, -1):
@@ -194,7 +250,11 @@ class StoreContract:
         documents = numbered_documents(lengths, self.dtype)
         stream = np.concatenate(documents)
         with tempfile.TemporaryDirectory() as folder, self.open(self.write(Path(folder), documents)) as store:
-            assert store.lengths.tolist() == lengths
+            assert store.lengths.tolist() == np.concatenate(list(store.length_chunks(seed % 5 + 1))).tolist() == lengths
+            counts = np.array(lengths, np.int64)
+            assert [piece.tolist() for piece in store.pieces(np.cumsum(counts) - counts, counts)] == [
+                d.tolist() for d in documents
+            ]
             assert [store.document(number).tolist() for number in range(len(lengths))] == [
                 d.tolist() for d in documents
             ]
@@ -213,7 +273,8 @@ class StoreContract:
             [sys.executable, "-c", _TAKE_VIEWS_AND_FORGET], input=pickle.dumps(store), capture_output=True, check=False
         )
         assert (done.returncode, done.stderr.decode()) == (0, "")
-        assert int(done.stdout) == 2 * stream.nbytes
+        num_bytes, with_stream = done.stdout.split()
+        assert int(num_bytes) == (4 if with_stream == b"True" else 3) * stream.nbytes
 
     def test_a_closed_store_opens_its_files_again(self, store: Store, stream: NDArray[Any]) -> None:
         assert store.fetch(0, 5).tolist() == stream[:5].tolist()

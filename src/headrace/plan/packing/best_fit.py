@@ -18,6 +18,7 @@ whose packs, and order of packs, these are.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from headrace.plan.keys import IntArray
 
 Queue = deque[tuple[int, int, int]]
-_SPREAD = 1 << 18
+_SPREAD = 1 << 16
 """Documents that are sent to their places together."""
 
 
@@ -116,7 +117,7 @@ def place(counts: IntArray) -> Placement:
     """
     capacity = len(counts) - 1
     rooms = _Rooms()
-    events: list[tuple[int, int, int, int]] = []
+    events = array("q")
     num_packs = 0
     lengths = np.flatnonzero(counts[1:])[::-1] + 1
     for length, count in zip(lengths.tolist(), counts[lengths].tolist(), strict=True):
@@ -126,10 +127,10 @@ def place(counts: IntArray) -> Placement:
         each = capacity // length
         for packs, documents in ((left // each, each), (1, left % each)):
             if packs and documents:
-                events.append((num_packs, packs, documents, 0))
+                events.extend((num_packs, packs, documents, 0))
                 rooms.put(capacity - documents * length, (num_packs, packs, documents))
                 num_packs += packs
-    columns = np.array(events, dtype=np.int64).reshape(-1, 4).T
+    columns = np.frombuffer(events, dtype=np.int64).reshape(-1, 4).T
     left_over = [(room, packs) for room, runs in rooms.runs.items() for _, packs, _ in runs]
     return Placement(
         num_packs=num_packs,
@@ -142,7 +143,7 @@ def place(counts: IntArray) -> Placement:
     )
 
 
-def _fill(rooms: _Rooms, room: int, length: int, left: int, events: list[tuple[int, int, int, int]]) -> int:
+def _fill(rooms: _Rooms, room: int, length: int, left: int, events: array[int]) -> int:
     """Hand documents of a length to the packs with this room, in turn; returns how many documents are left."""
     runs = rooms.runs[room]
     each = room // length
@@ -152,7 +153,7 @@ def _fill(rooms: _Rooms, room: int, length: int, left: int, events: list[tuple[i
         documents, taken = (each, min(packs, left // each)) if left >= each else (left, 1)
         if taken < packs:
             runs.appendleft((first + taken, packs - taken, before))
-        events.append((first, taken, documents, before))
+        events.extend((first, taken, documents, before))
         rooms.put(room - documents * length, (first, taken, before + documents))
         left -= taken * documents
     if not runs:

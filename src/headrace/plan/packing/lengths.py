@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.plan.keys import IntArray
 
-CHUNK = 1 << 18
+CHUNK = 1 << 16
 """Documents looked at together: few enough for the caches, many enough for NumPy."""
 
 
@@ -48,5 +48,5 @@ class ArrayLengths:
     @cached_property
     def _begins(self) -> IntArray:
         ends = np.cumsum(self._lengths, dtype=np.int64)
-        ends -= self._lengths
+        ends -= self._lengths.astype(np.int64, copy=False)
         return ends

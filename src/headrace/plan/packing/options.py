@@ -56,6 +56,10 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         """Check each value, and what does not go together."""
+        for name in ("max_seq_len", "segment_multiple", "window_documents"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (value is None and name == "window_documents"):
+                raise ConfigError(f"{name} is {value!r}; expected an integer")
         if not 1 <= self.max_seq_len <= MAX_SEQ_LEN:
             raise ConfigError(f"max_seq_len is {self.max_seq_len}; allowed are 1 to {MAX_SEQ_LEN:,}")
         if self.strategy not in get_args(Strategy):

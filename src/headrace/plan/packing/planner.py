@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.keys import IntArray
 from headrace.plan.packing.arrange import Arrangement, Sizes, arrange, by_length, filling
 from headrace.plan.packing.best_fit import place
@@ -30,8 +30,11 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
     gives its lengths in chunks. Deterministic: the same on every machine.
 
     Raises:
-        ConfigError: over-long documents where the policy is an error, too many documents.
+        ConfigError: lengths that are not integers of at least 0, over-long documents where the policy is an error, too
+            many documents.
     """
+    if isinstance(lengths, np.ndarray) and (lengths.ndim != 1 or lengths.dtype.kind not in "iu"):
+        raise ConfigError(f"lengths are {lengths.dtype} of shape {lengths.shape}; expected (num_documents,) integers")
     source: Lengths = ArrayLengths(lengths) if isinstance(lengths, np.ndarray) else lengths
     survey = Survey.of(source, packing)
     if packing.strategy == "wrapped":

@@ -1,0 +1,237 @@
+"""Arrays that are kept in a folder: whole or not at all, found again, and looked at for damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import killing
+from headrace.errors import OutputError, StoreError
+from headrace.stores import check_arrays, find_arrays, keep_arrays, kept_name
+
+META = b'{"what": "numbers", "of": 3}'
+ARRAYS = {
+    "bounds": np.array([0, 2, 5], dtype=np.uint32),
+    "ends": np.arange(2**40, 2**40 + 100),
+    "none": np.zeros(0, dtype=np.uint16),
+    "table": np.arange(12, dtype=np.float32).reshape(3, 4),
+}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    keep_arrays(tmp_path / "kept", "n", ARRAYS, META)
+    return tmp_path / "kept"
+
+
+def is_whole(folder: Path) -> bool:
+    found = find_arrays(folder, "n")
+    assert found is not None
+    arrays, meta = found
+    assert json.loads(meta) == json.loads(META)
+    assert list(arrays) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert arrays[name].dtype == array.dtype
+        assert np.array_equal(arrays[name], array)
+        assert not arrays[name].flags.writeable or not array.size
+    return check_arrays(folder, "n") == []
+
+
+def test_found_as_they_were_kept(kept: Path) -> None:
+    assert is_whole(kept)
+    assert sorted(path.name for path in kept.iterdir()) == ["n"]
+    assert sorted(path.name for path in (kept / "n").iterdir()) == [
+        "bounds.npy", "ends.npy", "kept.json", "none.npy", "table.npy",
+    ]  # fmt: skip
+    assert np.array_equal(np.load(kept / "n" / "ends.npy"), ARRAYS["ends"]), "a plain file of NumPy"
+    assert find_arrays(kept, "m") is None
+    assert find_arrays(kept / "nowhere", "n") is None
+
+
+def test_they_are_mapped_and_outlive_the_folder(kept: Path) -> None:
+    found = find_arrays(kept, "n")
+    assert found is not None
+    ends = found[0]["ends"]
+    mapped = Path("/proc/self/maps").read_text()
+    assert str(kept / "n" / "ends.npy") in mapped
+    for path in (kept / "n").iterdir():
+        path.unlink()
+    (kept / "n").rmdir()
+    assert np.array_equal(ends, ARRAYS["ends"])
+
+
+def test_what_is_there_stays(kept: Path) -> None:
+    before = {path.name: path.stat().st_ino for path in (kept / "n").iterdir()}
+    keep_arrays(kept, "n", {"bounds": np.zeros(5)}, b"{}")
+    assert {path.name: path.stat().st_ino for path in (kept / "n").iterdir()} == before
+    assert sorted(path.name for path in kept.iterdir()) == ["n"]
+    assert is_whole(kept)
+
+
+@pytest.mark.parametrize("length", [0, 1, 6, 40, 127, 128, 200])
+def test_a_truncated_array(kept: Path, length: int) -> None:
+    path = kept / "n" / "ends.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:length])
+    with pytest.raises(StoreError, match=rf"{path}: .*remove {kept / 'n'}, it is made anew"):
+        find_arrays(kept, "n")
+    assert check_arrays(kept, "n") == [f"{path}: {length} bytes, written were {len(content)}"]
+    path.write_bytes(content)
+    assert is_whole(kept)
+
+
+def test_an_array_that_is_too_long_or_another(kept: Path) -> None:
+    path = kept / "n" / "ends.npy"
+    for change in (path.read_bytes() + b"\0", (kept / "n" / "bounds.npy").read_bytes()):
+        path.write_bytes(change)
+        with pytest.raises(StoreError, match=rf"{path}: .* written were int64 of shape \(100,\).*made anew"):
+            find_arrays(kept, "n")
+        assert len(check_arrays(kept, "n")) == 1
+
+
+@pytest.mark.parametrize("name", list(ARRAYS))
+def test_a_missing_array(kept: Path, name: str) -> None:
+    path = kept / "n" / f"{name}.npy"
+    path.unlink()
+    with pytest.raises(StoreError, match=rf"{path}: cannot be read: .*No such file.*; remove {kept / 'n'}, it is made"):
+        find_arrays(kept, "n")
+    assert check_arrays(kept, "n") == [f"{path}: missing"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b'{"arrays": {}}', b'{"arrays": 5, "meta": {}}'])
+def test_a_damaged_list(kept: Path, damage: bytes) -> None:
+    path = kept / "n" / "kept.json"
+    path.write_bytes(damage)
+    for look in (find_arrays, check_arrays):
+        with pytest.raises(StoreError, match=rf"{path}: damaged: .*; remove {kept / 'n'}, it is made anew"):
+            look(kept, "n")
+
+
+def test_a_check_of_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"kept\.json"):
+        check_arrays(tmp_path, "n")
+
+
+def test_a_list_that_cannot_be_read(kept: Path) -> None:
+    (kept / "n" / "kept.json").unlink()
+    (kept / "n" / "kept.json").mkdir()
+    with pytest.raises(StoreError, match=r"kept\.json: cannot be read: Is a directory"):
+        find_arrays(kept, "n")
+
+
+@pytest.mark.parametrize("name", list(ARRAYS))
+def test_check_finds_every_flipped_bit_of_an_array(kept: Path, name: str) -> None:
+    path = kept / "n" / f"{name}.npy"
+    content = path.read_bytes()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :])
+        assert check_arrays(kept, "n") == [f"{path}: the xxh3_128 is not the one that was written"]
+    path.write_bytes(content)
+    assert is_whole(kept)
+
+
+def test_a_flipped_bit_of_the_list_changes_nothing_unseen(kept: Path) -> None:
+    """Not only the sums of the arrays: what the maker says of them, too."""
+    path = kept / "n" / "kept.json"
+    content = path.read_bytes()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ (1 << at % 6)]) + content[at + 1 :])
+        try:
+            seen = not is_whole(kept)
+        except (StoreError, AssertionError) as error:
+            seen = isinstance(error, StoreError)
+        assert seen or json.loads(path.read_bytes()) == json.loads(content), f"bit {at % 6} of byte {at}"
+    path.write_bytes(content)
+    assert is_whole(kept)
+
+
+def test_a_folder_without_its_list(kept: Path) -> None:
+    """As what tidies up old files leaves it: it is not found, and does not stand in the way for ever."""
+    (kept / "n" / "kept.json").unlink()
+    assert find_arrays(kept, "n") is None
+    try:
+        keep_arrays(kept, "n", ARRAYS, META)
+    except OutputError as error:
+        assert f"remove {kept / 'n'}" in str(error)  # noqa: PT017 - or it is made anew
+    else:
+        assert is_whole(kept)
+
+
+def test_a_header_of_another_byte_order(kept: Path) -> None:
+    """One flipped bit makes '<' a '>', and every number another one."""
+    path = kept / "n" / "ends.npy"
+    path.write_bytes(path.read_bytes().replace(b"'<i8'", b"'>i8'"))
+    with pytest.raises(StoreError, match=r"written were int64"):
+        find_arrays(kept, "n")
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """There is all or nothing, and what is left of it does not stand in the way of the next one."""
+    moment = 0
+    done = False
+    while not done:
+        folder = tmp_path / str(moment)
+        done = killing.run(partial(keep_arrays, folder, "n", ARRAYS, META), moment=moment)
+        if find_arrays(folder, "n") is None:
+            assert not done
+            keep_arrays(folder, "n", ARRAYS, META)
+        assert is_whole(folder)
+        moment += 1
+    assert moment > len(ARRAYS) + 3, "at least one for each array, the list, the folder and its name"
+    assert [path.name for path in folder.iterdir()] == ["n"]
+
+
+def test_what_was_left_a_day_ago_is_removed(kept: Path) -> None:
+    for age_h, name in ((23, ".n.partial-1-1"), (25, ".n.partial-2-2"), (25, ".m.partial-3-3"), (25, "m")):
+        (kept / name).mkdir()
+        (kept / name / "bounds.npy").write_bytes(b"half")
+        os.utime(kept / name, (time.time() - age_h * 3600,) * 2)
+    keep_arrays(kept, "n", ARRAYS, META)
+    assert sorted(path.name for path in kept.iterdir()) == [".m.partial-3-3", ".n.partial-1-1", "m", "n"]
+
+
+def test_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one comes to the name first, at the last moment."""
+    rename = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        keep_arrays(tmp_path, "n", ARRAYS, META)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    keep_arrays(tmp_path, "n", {"bounds": np.zeros(3)}, b"{}")
+    assert is_whole(tmp_path), "that of the first one"
+    assert [path.name for path in tmp_path.iterdir()] == ["n"]
+
+
+@pytest.mark.parametrize("call", ["mkdir", "rename", "open"])
+def test_a_refusal_names_the_path_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, call, refuse)
+        with pytest.raises(OutputError, match=rf"{tmp_path}/\.n\.partial-.*Permission denied"):
+            keep_arrays(tmp_path, "n", ARRAYS, META)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_tell_facts_apart() -> None:
+    facts = [("a",), ("a", 1), ("a", "1"), ("a", None), ("a", {"b": 1}), ("a", {"b": 2}), ("b",), ()]
+    names = {kept_name(*fact) for fact in facts}
+    assert len(names) == len(facts)
+    assert all(len(name) == 32 and int(name, 16) >= 0 for name in names)
+    assert kept_name({"b": 1, "a": 2}) == kept_name({"a": 2, "b": 1})
+    assert kept_name("packs", 1, "f0", 7, {"max_seq_len": 8}) == "231555670b6849439dd3b8504d27e805"
+    with pytest.raises((TypeError, msgspec.MsgspecError)):
+        kept_name(object())
