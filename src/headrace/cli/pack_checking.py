@@ -80,7 +80,7 @@ def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem
         faults = check_arrays(place.parent, place.name)
         found = find_arrays(place.parent, place.name) if not faults else None
         if found is not None:
-            # Nothing vouches for the plan's own description, but it is small and can be made again.
+            # What was written may be another version's mistake: planning anew says what should be there.
             meta = msgspec.json.decode(found[1], type=PackPlanMeta)
             if meta != plan_packs(StoreLengths(store), packing).meta:
                 faults = [f"{place / KEPT_NAME}: describes another plan than the one that is made of these documents"]

@@ -94,7 +94,9 @@ class Rows(NamedTuple):
         """Those of the pieces, which go on counting, and those at the ends of rows, which count from 0."""
         row_ends = np.arange(1, len(self.tails) + 1, dtype=np.int64) * self.row_tokens
         counts = np.concatenate([self.segments - self.lengths, self.tails])
-        begins = np.concatenate([self.ends, row_ends - self.tails])
-        first = np.concatenate([self.lengths, np.zeros_like(self.tails)])
+        some = np.flatnonzero(counts)
+        counts = counts[some]
+        begins = np.concatenate([self.ends, row_ends - self.tails])[some]
+        first = np.concatenate([self.lengths, np.zeros_like(self.tails)])[some]
         numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return Pads(numbers + np.repeat(begins, counts), numbers + np.repeat(first, counts))
