@@ -23,6 +23,12 @@ def cpu_s() -> float:
     return time.process_time() + sum(one.user + one.system for one in times)
 
 
+def memory_bytes(what: str) -> int:
+    """``VmRSS`` or its high-water mark ``VmHWM`` of this process; ``ru_maxrss`` would begin with that of its parent."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what + ":"))
+
+
 def run_apart(script: str, *arguments: str) -> dict[str, Any]:
     """One measurement in a fresh process: the script prints one JSON object as its last line."""
     command = [sys.executable, "-W", "ignore", script, "--one", *arguments]

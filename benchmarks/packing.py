@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import tempfile
 import time
 from collections import deque
@@ -30,7 +29,6 @@ from typing import Any
 
 import common
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 from packing_peers import VOCAB_SIZE, checked_fill
 
@@ -84,9 +82,9 @@ def measure_plan(path: str, max_seq_len: int, seconds: float = 0.5) -> dict[str,
     packing = Packing(max_seq_len=max_seq_len)
     # What the first plan ever loads and allocates is no memory of this plan.
     plan_packs(lengths[:1000], packing)
-    before, cpu = psutil.Process().memory_info().rss, time.process_time()
+    before, cpu = common.memory_bytes("VmRSS"), time.process_time()
     plan = plan_packs(lengths, packing)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    peak = common.memory_bytes("VmHWM") - before
     times = 1
     while (spent := time.process_time() - cpu) < seconds:
         plan_packs(lengths, packing)

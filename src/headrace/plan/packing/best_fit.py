@@ -107,6 +107,7 @@ class _Rooms:
 
     def close(self, room: int) -> None:
         """Forget a room that no pack has any more."""
+        del self.runs[room]
         self._bits &= ~(1 << room)
 
 
