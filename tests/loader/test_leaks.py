@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attention_model
+import corpora
+import headrace
 import packs_made
 from attention_model import Attention, Model
 from counts import cases
+from headrace import Loader, Order, PackedSequenceDataset, Packing, Ranks, Run
 from headrace.loader import attention
 from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.context_parallel import context_parallel_indices, context_parallel_order
@@ -161,6 +165,51 @@ def test_a_steps_loss_is_that_of_its_documents(
     assert abs(loss.item() - expected.item()) <= 1e-12 * max(1.0, expected.item())
     found, wanted = gradients(loss), gradients(expected)
     assert (found - wanted).norm() <= 1e-12 * wanted.norm()
+
+
+@pytest.mark.parametrize("kind", SPLIT_KINDS)
+@pytest.mark.parametrize(("world_size", "micro", "cp_size"), [(1, 6, 1), (3, 1, 1), (2, 2, 2), (1, 4, 3)])
+def test_the_loaders_step_is_the_loss_of_its_documents(
+    tmp_path: Path, kind: str, world_size: int, micro: int, cp_size: int
+) -> None:
+    """From files to gradients: what the loader hands to all ranks, with its counts, against documents one by one."""
+    rng = np.random.default_rng(0)
+    lengths = [5, 1, 12, 3, 30, 0, 7, 2, 9, 17, 4, 6, 11]
+    documents = [rng.integers(0, VOCABULARY, length).astype(np.uint16) for length in lengths]
+    corpora.write(tmp_path / "store", documents)
+    packing = Packing(max_seq_len=12 * cp_size, over_long="split", segment_multiple=2 * cp_size if cp_size > 1 else 1)
+    dataset = PackedSequenceDataset(headrace.open(str(tmp_path / "store")), packing)
+    run = Run(dataset, global_batch_size=6, order=Order(seed=4), epochs=1)
+    iterators = [
+        iter(Loader(run, micro_batch_size=micro, ranks=Ranks(rank, world_size), debug=True))
+        for rank in range(world_size)
+    ]
+    for step in range(run.num_steps or 0):
+        items = dataset.items(run.locate(run.positions(step)).addresses)
+        expected, count = unpacked([[piece_of(documents, *some) for some in zip(*items[1:4], strict=True)]])
+        loss = torch.zeros((), dtype=torch.float64)
+        for _ in range(-(-len(run.positions(step)) // (world_size * micro))):
+            for iterator in iterators:
+                batch = next(iterator)
+                if not len(batch["input_ids"]):
+                    continue
+                if cp_size == 1:
+                    values = MODEL(batch["input_ids"], batch["position_ids"], attention_of(kind, batch))
+                    summed = [(attention_model.summed_loss(values, batch["labels"], batch["loss_mask"]), batch)]
+                else:
+                    summed = part_losses(kind, batch, cp_size)
+                loss = loss + sum(part_loss / part["step_supervised_tokens"] for part_loss, part in summed)
+        expected = expected / count
+        assert abs(loss.item() - expected.item()) <= 1e-12 * max(1.0, expected.item())
+        found, wanted = gradients(loss), gradients(expected)
+        assert (found - wanted).norm() <= 1e-12 * wanted.norm()
+    assert all(next(iterator, None) is None for iterator in iterators)
+
+
+def piece_of(documents: list[np.ndarray], document: int, begin: int, length: int) -> Piece:
+    tokens = documents[document].tolist()
+    after = tokens[begin + length] if begin + length < len(tokens) else None
+    return Piece(int(document), tuple(tokens[begin : begin + length]), (True,) * int(length), after)
 
 
 def test_a_leak_would_be_seen() -> None:
