@@ -55,17 +55,11 @@ class Rows(NamedTuple):
     def of(cls, offsets: IntArray, lengths: IntArray, *, row_tokens: int, segment_multiple: int) -> Rows:
         """Lay pieces out in rows, each row from its beginning."""
         segments = lengths if segment_multiple == 1 else -(-lengths // segment_multiple) * segment_multiple
-        sums = np.zeros(len(segments) + 1, dtype=np.int64)
-        np.cumsum(segments, out=sums[1:])
-        counts = np.diff(offsets)
-        num_rows = len(counts)
-        # Where the row of a piece begins, less what all pieces before that row take.
-        shift = np.arange(num_rows, dtype=np.int64) * row_tokens - sums[offsets[:-1]]
-        ends = sums[:-1] + lengths + np.repeat(shift, counts)
-        tails = row_tokens - np.diff(sums[offsets])
+        tails = row_tokens - np.add.reduceat(segments, offsets[:-1])
         widths = segments.copy()
         widths[offsets[1:] - 1] += tails
-        return cls(row_tokens, offsets, lengths, segments, ends, tails, widths)
+        # The widths of a row fill it, so that their sums are places.
+        return cls(row_tokens, offsets, lengths, segments, np.cumsum(widths) - widths + lengths, tails, widths)
 
     @property
     def is_full(self) -> bool:
@@ -92,11 +86,12 @@ class Rows(NamedTuple):
 
     def pads(self) -> Pads:
         """Those of the pieces, which go on counting, and those at the ends of rows, which count from 0."""
-        row_ends = np.arange(1, len(self.tails) + 1, dtype=np.int64) * self.row_tokens
-        counts = np.concatenate([self.segments - self.lengths, self.tails])
-        some = np.flatnonzero(counts)
-        counts = counts[some]
-        begins = np.concatenate([self.ends, row_ends - self.tails])[some]
-        first = np.concatenate([self.lengths, np.zeros_like(self.tails)])[some]
+        rows = np.flatnonzero(self.tails)
+        counts = self.tails[rows]
+        begins = (rows + 1) * self.row_tokens - counts
+        first = np.zeros_like(counts)
+        if self.segments is not self.lengths:
+            counts = np.concatenate([self.segments - self.lengths, counts])
+            begins, first = np.concatenate([self.ends, begins]), np.concatenate([self.lengths, first])
         numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return Pads(numbers + np.repeat(begins, counts), numbers + np.repeat(first, counts))
