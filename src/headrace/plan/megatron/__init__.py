@@ -1,0 +1,65 @@
+"""Megatron's order as pure arithmetic: which tokens sample i of a run is, equal to Megatron's to the last element.
+
+    sizes of the sequences of a split ----+
+    GPTSampling (length, samples, seed) --+--> Epochs: how many epochs, is the last one apart, how many samples
+                                          |
+                       RandomState(seed) -+--> document_index   shuffled, int32, with sums every 16 entries: stored
+                                          |    sample_index     closed form: computed where it is asked for
+                                          +--> shuffle_index    shuffled, uint32: stored
+    sample i -> shuffle_index -> tokens [j * S, j * S + S + 1) of the stream -> SamplePieces (sequence, offset, length)
+
+Beside it stand what decides which sequences a split has (`split_ranges`), which dataset of a blend a sample is of
+(`build_blending_indices`), which samples a rank takes (`single_batches`, `cyclic_batches`), and the three functions by
+the names they have in Megatron-LM (`build_doc_idx`, `build_sample_idx`, `build_shuffle_idx`).
+
+Nothing here reads a file. The shuffles, the blends and the cyclic sampler go through their items one by one: with
+numba (extra ``fast``) they are compiled, without it they take NumPy or plain Python and give the same.
+
+May import: errors, and of the plan its arrays and shares.
+"""
+
+from headrace.plan.megatron.aleph_alpha import AlephAlphaOrder
+from headrace.plan.megatron.blend_plan import BlendSizes, blend_sizes, check_draws, normalised_weights
+from headrace.plan.megatron.blend_text import parse_blend
+from headrace.plan.megatron.blending import build_blending_indices, build_exhaustive_blending_indices
+from headrace.plan.megatron.epochs import Epochs, ReorderWarning, count_epochs, reorders_when_extended
+from headrace.plan.megatron.gpt_order import GPTOrder
+from headrace.plan.megatron.indices import document_index, sample_index, shuffle_index
+from headrace.plan.megatron.named import build_doc_idx, build_sample_idx, build_shuffle_idx
+from headrace.plan.megatron.order import SampleOrder, order_samples
+from headrace.plan.megatron.pieces import SamplePieces
+from headrace.plan.megatron.randperm import torch_randperm
+from headrace.plan.megatron.samplers import cyclic_batches, single_batches
+from headrace.plan.megatron.sampling import GPTSampling
+from headrace.plan.megatron.splits import parse_split, split_ranges
+
+__all__ = [
+    "AlephAlphaOrder",
+    "BlendSizes",
+    "Epochs",
+    "GPTOrder",
+    "GPTSampling",
+    "ReorderWarning",
+    "SampleOrder",
+    "SamplePieces",
+    "blend_sizes",
+    "build_blending_indices",
+    "build_doc_idx",
+    "build_exhaustive_blending_indices",
+    "build_sample_idx",
+    "build_shuffle_idx",
+    "check_draws",
+    "count_epochs",
+    "cyclic_batches",
+    "document_index",
+    "normalised_weights",
+    "order_samples",
+    "parse_blend",
+    "parse_split",
+    "reorders_when_extended",
+    "sample_index",
+    "shuffle_index",
+    "single_batches",
+    "split_ranges",
+    "torch_randperm",
+]

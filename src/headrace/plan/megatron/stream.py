@@ -1,0 +1,173 @@
+"""The token stream of a document index: which token lies in which sequence, without an array of where each begins.
+
+The entries are kept with the sum of the sizes up to every 16th. A token is found by bisection in the sums, and then by
+adding up the sizes of 16 entries: 4.5 bytes an entry for an int32 index, where prefix sums would be 12.
+
+    entries 2 1 5 0 | 4 3     sizes 60 50 5 20 | 100 30     sums every 4: 0 135 265     token 140: block 1, entry 4, 5
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError
+from headrace.plan.keys import IntArray
+from headrace.plan.megatron.kernels import LONG, compiled, is_loaded, sums_kernel
+from headrace.plan.megatron.pieces import SamplePieces
+
+BLOCK = 16
+"""Entries between two sums."""
+_CHUNK = BLOCK << 12
+"""Entries that a pass takes at a time: they fit into the processor's cache."""
+_LOOKUPS = 1 << 13
+"""Tokens that are looked up together, 16 entries each."""
+
+Integers = NDArray[np.integer[Any]]
+
+
+class SequenceStream:
+    """The sequences ``sizes[entries[0]], sizes[entries[1]], ...`` one after another.
+
+    ``entries`` (n,) of integers and ``sizes`` (sequences,) of integers are kept as they are given, views of a mapped
+    file too. Construction is one pass over the entries, about 10 ns each.
+    """
+
+    def __init__(self, entries: Integers, sizes: Integers) -> None:
+        self.entries = entries
+        self._sizes = sizes
+        self._sums = np.zeros(-(-len(entries) // BLOCK) + 1, dtype=np.int64)
+        kernel = compiled(sums_kernel) if len(entries) >= LONG and is_loaded() else None
+        if kernel is not None:
+            kernel(entries, sizes, BLOCK, self._sums)
+        else:
+            self._sum()
+        self.num_tokens = int(self._sums[-1])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what is kept besides the sizes."""
+        return self.entries.nbytes + self._sums.nbytes
+
+    def _sum(self) -> None:
+        """What `sums_kernel` does, a chunk at a time."""
+        # The arrays of an .idx lie unaligned in it, and taking from those costs several times as much.
+        aligned = self._sizes if self._sizes.flags.aligned else self._sizes.copy()
+        total = 0
+        for first in range(0, len(self.entries), _CHUNK):
+            # Every entry is in range; "clip" only spares NumPy the question.
+            ends = np.cumsum(aligned.take(self.entries[first : first + _CHUNK], mode="clip"), dtype=np.int64)
+            ends += total
+            total = int(ends[-1])
+            block = first // BLOCK + 1
+            inner = ends[BLOCK - 1 :: BLOCK]
+            self._sums[block : block + len(inner)] = inner
+        self._sums[-1] = total
+
+    def find(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
+        """Two (n,) int64: the entry that each of ``tokens``, 0 to num_tokens - 1, lies in, and its offset there.
+
+        O(log entries) each, about 0.5 us in bulk.
+        """
+        found = np.empty_like(tokens), np.empty_like(tokens)
+        for first in range(0, len(tokens), _LOOKUPS):
+            part = slice(first, first + _LOOKUPS)
+            found[0][part], found[1][part] = self._find(tokens[part])
+        return found
+
+    def _find(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
+        blocks = np.searchsorted(self._sums, tokens, side="right") - 1
+        entries = blocks[:, None] * BLOCK + np.arange(BLOCK)
+        # Past the end the last entry stands in: no token lies behind it, so its doubles are never counted.
+        np.minimum(entries, len(self.entries) - 1, out=entries)
+        sizes = self._sizes[self.entries[entries]]
+        ends = np.cumsum(sizes, axis=1, dtype=np.int64)
+        within = tokens - self._sums[blocks]
+        passed: IntArray = np.count_nonzero(ends <= within[:, None], axis=1)
+        rows = np.arange(len(tokens))
+        return blocks * BLOCK + passed, within - (ends[rows, passed] - sizes[rows, passed])
+
+    def rows(self, samples: IntArray, sequence_length: int, extra: int) -> tuple[IntArray, IntArray]:
+        """Rows of the sample index, two (n,) int64: where each sample begins, as Megatron counts.
+
+        Sample k begins in the entry that holds the last token of sample k - 1: with an extra token (``extra`` 1) that
+        is its own first token k * S, without one the token before it, so that the offset may be the size of the entry.
+        Past the end of the stream it is the end.
+        """
+        tokens = samples * sequence_length - (1 - extra)
+        last = self.num_tokens - 1
+        entries, offsets = self.find(np.clip(tokens, 0, last))
+        offsets += 1 - extra
+        if not extra:
+            self._past_the_end(entries, offsets, tokens > last)
+        entries[samples == 0] = 0
+        offsets[samples == 0] = 0
+        return entries, offsets
+
+    def sample_index(self, sequence_length: int, num_samples: int, extra: int) -> NDArray[np.int32 | np.int64]:
+        """(num_samples + 1, 2): `rows` of all samples and of the end of the last, in one pass over the entries.
+
+        int32 as long as the number of entries fits in, else int64.
+        """
+        dtype: type[np.int32 | np.int64] = np.int32 if len(self.entries) < 1 << 31 else np.int64
+        index = np.zeros((num_samples + 1, 2), dtype=dtype)
+        end = 1
+        for first in range(0, len(self.entries), _CHUNK):
+            begin_token = int(self._sums[first // BLOCK])
+            sizes = self._sizes[self.entries[first : first + _CHUNK]]
+            ends = np.cumsum(sizes, dtype=np.int64)
+            begin, end_token = end, begin_token + int(ends[-1])
+            # The samples whose token k * S - (1 - extra) lies before the end of this chunk.
+            end = min(num_samples + 1, max(1, -(-(end_token + 1 - extra) // sequence_length)))
+            tokens = np.arange(begin, end, dtype=np.int64) * sequence_length - (1 - extra) - begin_token
+            within = np.searchsorted(ends, tokens, side="right")
+            index[begin:end, 0] = first + within
+            index[begin:end, 1] = tokens - (ends[within] - sizes[within]) + (1 - extra)
+        if end <= num_samples:
+            past = np.full(1, num_samples, dtype=np.int64)
+            entry, offset = self.rows(past, sequence_length, extra)
+            index[end:, 0], index[end:, 1] = entry[0], offset[0]
+        return index
+
+    def cut(
+        self, first: tuple[IntArray, IntArray], last: tuple[IntArray, IntArray], *, first_sequence: int
+    ) -> SamplePieces:
+        """The pieces from (entry, offset) ``first`` up to (entry, end within it) ``last``; all arrays (n,) int64."""
+        counts = last[0] - first[0] + 1
+        offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        entries = np.arange(offsets[-1], dtype=np.int64)
+        entries += np.repeat(first[0] - offsets[:-1], counts)
+        sequences = self.entries[entries].astype(np.int64)
+        lengths = self._sizes[sequences].astype(np.int64)
+        lengths[offsets[1:] - 1] = last[1]
+        begins = np.zeros_like(lengths)
+        begins[offsets[:-1]] = first[1]
+        lengths -= begins
+        sequences += first_sequence
+        return SamplePieces(offsets, sequences, begins, lengths)
+
+    def _past_the_end(self, entries: IntArray, offsets: IntArray, past: NDArray[np.bool_]) -> None:
+        """Without an extra token Megatron ends in the very last entry, also if that is empty."""
+        if past.any():
+            entries[past] = len(self.entries) - 1
+            offsets[past] = int(self._sizes[self.entries[-1]])
+
+
+def checked_sizes(sizes: Integers) -> Integers:
+    """The sizes of the sequences, as an array of integers.
+
+    Raises:
+        ConfigError: they are no integers, not one-dimensional, negative, or 2^31 sequences or more.
+    """
+    sizes = np.asarray(sizes)
+    if sizes.ndim != 1 or (sizes.dtype.kind not in "iu" and len(sizes)):
+        raise ConfigError(f"sizes are a (sequences,) array of integers, found {sizes.dtype} of shape {sizes.shape}")
+    if len(sizes) >= 1 << 31:
+        raise ConfigError(f"Megatron's order takes fewer than 2^31 sequences, found {len(sizes):,}; split the data")
+    if len(sizes) and int(sizes.min()) < 0:
+        raise ConfigError(f"sequence {int(sizes.argmin())} has {int(sizes.min())} tokens; check the .idx")
+    # NumPy adds int64 and uint64 as floats, and an empty list is one of floats.
+    return sizes.astype(np.int64) if sizes.dtype == np.uint64 or not len(sizes) else sizes

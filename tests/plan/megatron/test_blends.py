@@ -1,0 +1,113 @@
+"""What a blend draws and refuses, and how its text is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counts import cases
+from headrace.errors import ConfigError
+from headrace.plan.megatron import (
+    blend_sizes,
+    build_blending_indices,
+    build_exhaustive_blending_indices,
+    check_draws,
+    normalised_weights,
+    parse_blend,
+)
+
+
+@settings(max_examples=cases(100, 1000), deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
+def test_exhaustive_blends_take_every_sample_once_and_in_order(sizes: list[int]) -> None:
+    datasets, samples = build_exhaustive_blending_indices(sizes)
+    for number, size in enumerate(sizes):
+        assert samples[datasets == number].tolist() == list(range(size))
+    check_draws(datasets, sizes)
+
+
+def test_sizes_of_both_eras() -> None:
+    shares = normalised_weights([3, 7])
+    assert blend_sizes(shares, 1000) == ([302, 704], 1000)
+    # ceil(1000 * 0.3 * 1.005) and ceil(1000 * 0.7 * 1.005), and the blend is their sum.
+    assert blend_sizes(shares, 1000, era="before_2025_02") == ([302, 704], 1006)
+    assert blend_sizes(shares, 1001) == ([303, 705], 1002)
+    assert blend_sizes(shares, 1001, era="before_2025_02") == ([302, 705], 1007)
+    assert blend_sizes(shares, 1000, surplus=0.5).num_samples == [450, 1050]
+    with pytest.raises(ConfigError, match="before_2025_02"):
+        blend_sizes(shares, 1000, era="legacy")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_weights_that_are_none(weight: float) -> None:
+    for refused in (normalised_weights, lambda weights: build_blending_indices(weights, 5)):
+        with pytest.raises(ConfigError, match=f"dataset 1 has weight {weight}; .* leave a dataset out"):
+            refused([1.0, weight])
+    with pytest.raises(ConfigError, match=f"'B' has weight {weight}"):
+        parse_blend(f"1 A {weight} B")
+
+
+def test_sizes_that_are_none() -> None:
+    with pytest.raises(ConfigError, match="dataset 2 has 0 samples; leave it out"):
+        build_exhaustive_blending_indices([3, 1, 0])
+    with pytest.raises(ConfigError, match="1 to 32,766 datasets, found 32,767"):
+        build_blending_indices([1.0] * 32767, 1)
+    with pytest.raises(ConfigError, match="1 to 32,766 datasets, found 0"):
+        build_exhaustive_blending_indices([])
+    with pytest.raises(ConfigError, match="size is -1"):
+        build_blending_indices([1.0], -1)
+    datasets, _ = build_blending_indices([1 / 32766] * 32766, 40)
+    assert datasets.tolist() == list(range(40))
+
+
+def test_over_draw_names_the_dataset() -> None:
+    datasets, _ = build_blending_indices([0.25, 0.5, 0.25], 1000)
+    draws = np.bincount(datasets).tolist()
+    assert sum(draws) == 1000
+    check_draws(datasets, draws)
+    draws[1] -= 1
+    message = f"draws {draws[1] + 1} samples from dataset 1 \\(web\\), which has {draws[1]};"
+    with pytest.raises(ConfigError, match=message):
+        check_draws(datasets, draws, ["books", "web", "code"])
+    draws[2] = 0
+    with pytest.raises(ConfigError, match=r"from dataset 1, which has .* and 1 more"):
+        check_draws(datasets, draws)
+    with pytest.raises(ConfigError, match="from dataset 2, which has none"):
+        check_draws(datasets, [1000, 1000])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[0.3 A 0.7 B]", (["A", "B"], [0.3, 0.7])),
+        ("0.3 A 0.7 B", (["A", "B"], [0.3, 0.7])),
+        (["0.3", "A", "0.7", " B "], (["A", "B"], [0.3, 0.7])),
+        (" [ 30 a/b 70 c ] ", (["a/b", "c"], [30.0, 70.0])),
+        ("A", (["A"], None)),
+        ("A B", (["A", "B"], None)),
+        ("A B C", (["A", "B", "C"], None)),
+        (["1e2", "x y"], (["x y"], [100.0])),
+        ("7", (["7"], None)),
+    ],
+)
+def test_text(text: str | list[str], expected: tuple[list[str], list[float] | None]) -> None:
+    assert parse_blend(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the blend is ''"),
+        ("[]", "write prefixes"),
+        (["A", ""], "write prefixes"),
+        ("0.3 A B", "word 0 of the blend, '0.3', is a number, but 3 words"),
+        ("A 0.3 B 0.7 C", "word 1 of the blend"),
+        ("0.3 A B C", "word 2 of the blend, 'B', is no weight, but others are"),
+        ("A B 0.7 C", "word 0 of the blend, 'A', is no weight"),
+    ],
+)
+def test_text_that_is_none(text: str | list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_blend(text)
