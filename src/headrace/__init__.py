@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace.datasets import Blend, DocumentDataset, PackedDataset, PackedSequenceDataset, Run, WindowDataset
+    from headrace.datasets import (
+        Blend,
+        DocumentDataset,
+        GPTBlend,
+        GPTDataset,
+        GPTMasks,
+        PackedDataset,
+        PackedSequenceDataset,
+        Run,
+        WindowDataset,
+    )
     from headrace.errors import (
         ConfigError,
         HeadraceError,
@@ -26,14 +36,19 @@ if TYPE_CHECKING:
     from headrace.loader import Loader, Ranks, Reading
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
-    from headrace.stores import Store, open
+    from headrace.stores import IndexedDataset, IndexedDatasetBuilder, Store, open
 
 _HOMES = {
     "BatchSchedule": "headrace.plan",
     "Blend": "headrace.datasets",
     "ConfigError": "headrace.errors",
     "DocumentDataset": "headrace.datasets",
+    "GPTBlend": "headrace.datasets",
+    "GPTDataset": "headrace.datasets",
+    "GPTMasks": "headrace.datasets",
     "HeadraceError": "headrace.errors",
+    "IndexedDataset": "headrace.stores",
+    "IndexedDatasetBuilder": "headrace.stores",
     "InputError": "headrace.errors",
     "Loader": "headrace.loader",
     "MissingExtraError": "headrace.errors",
@@ -58,7 +73,12 @@ __all__ = [
     "Blend",
     "ConfigError",
     "DocumentDataset",
+    "GPTBlend",
+    "GPTDataset",
+    "GPTMasks",
     "HeadraceError",
+    "IndexedDataset",
+    "IndexedDatasetBuilder",
     "InputError",
     "Loader",
     "MissingExtraError",

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
 import made
+from headrace.cli import main
 from headrace.cli.description import histogram
 from headrace.stores import IndexedWriter, KeyedWriter
+
+GOLDEN_DIALECTS = Path(__file__).parents[1] / "golden" / "indexed_dialects"
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +160,19 @@ def test_histogram(counts_by_length: dict[int, int]) -> None:
         assert bar.tokens == sum(length * counts_by_length[length] for length in inside)
     assert sum(bar.documents for bar in bars) == counts.sum()
     assert all(before.last + 1 == after.first for before, after in itertools.pairwise(bars))
+
+
+def test_who_wrote_a_pair_is_an_option(tmp_path: Path) -> None:
+    """NeoX's merge loses the documents: info and check say how to open it, and do."""
+    for suffix in (".bin", ".idx"):
+        shutil.copy(GOLDEN_DIALECTS / f"neox-merged{suffix}", tmp_path / f"x{suffix}")
+    for command in ("info", "check"):
+        refused = CliRunner().invoke(main, [command, str(tmp_path / "x")])
+        assert refused.exit_code in (1, 4)
+        assert "sequences" in refused.output + refused.stderr
+        with pytest.warns(UserWarning, match="documents"):
+            done = CliRunner().invoke(main, [command, str(tmp_path / "x"), "--documents", "sequences"])
+        assert done.exit_code == 0, done.output
+    wrong = CliRunner().invoke(main, ["info", str(tmp_path / "x"), "--dialect", "bert"])
+    assert wrong.exit_code == 2
+    assert "megatron" in wrong.stderr

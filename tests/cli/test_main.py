@@ -73,7 +73,7 @@ def test_no_command_imports_torch(command: str, prepared: Any, corpus: Any, toke
     [errors.ConfigError, errors.InputError, errors.StoreError, errors.OutputError, errors.WorkerError],
 )
 def test_each_error_has_its_exit_code(run: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
-    def fail(path: str) -> None:
+    def fail(path: str, options: object) -> None:
         raise kind("what happened")
 
     monkeypatch.setattr("headrace.cli.description.describe", fail)
@@ -82,7 +82,7 @@ def test_each_error_has_its_exit_code(run: Any, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_an_unexpected_exception_shows_itself(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: str) -> None:
+    def fail(path: str, options: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr("headrace.cli.description.describe", fail)

@@ -8,7 +8,7 @@ import pytest
 import headrace.stores as stores
 from headrace.errors import StoreError
 from headrace.io import reader
-from headrace.stores.indexed_index import Index
+from headrace.stores.indexed_opening import open_index
 from headrace.stores.indexed_stream import ContiguousStream, ScatteredStream, examine
 from headrace.testing.indexed import write_raw
 
@@ -27,7 +27,7 @@ BYTES = np.arange(14, dtype="<u2").tobytes()
 
 def examined(folder: Path, pointers: list[int], bounds: list[int]) -> object:
     write_raw(folder / "x", "uint16", SIZES, pointers, bounds, BYTES)
-    return examine(Index(reader("pread"), str(folder / "x.idx"), len(BYTES)))
+    return examine(open_index(reader("pread"), str(folder / "x.idx"), len(BYTES)))
 
 
 def test_contiguous_over_several_chunks(tmp_path: Path) -> None:

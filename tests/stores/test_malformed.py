@@ -59,9 +59,6 @@ CASES = {
     "2^64 - 1 sequences": (header(2**64 - 1, 6) + IDX[34:], BIN, r"cut short: 18446744073709551615 sequences"),
     "sequences whose bytes overflow": (header(2**60, 6) + IDX[34:], BIN, r"cut short"),
     "2^64 - 1 document indices": (header(5, 2**64 - 1) + IDX[34:], BIN, r"cut short"),
-    "fairseq's layout": (IDX[:26] + IDX[34:94], BIN, r"fairseq's layout.*86 bytes = 26 \+ 12 x 5"),
-    "fairseq's layout without sequences": (IDX[:18] + bytes(8), b"", r"fairseq's layout.*26 bytes = 26 \+ 12 x 0"),
-    "a multimodal .idx": ((GOLDEN / "multimodal.idx").read_bytes(), (GOLDEN / "multimodal.bin").read_bytes(), r"modes"),
 }
 
 

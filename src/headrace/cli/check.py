@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.command import Command, dialect_options, json_option, print_json
 from headrace.cli.figures import count, duration, plural, size
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.cli.checking import Verdict
     from headrace.cli.pack_checking import PackVerdict
     from headrace.plan.packing import Packing
+    from headrace.stores import Dialect, Documents
 
 FAULTY = 1
 
@@ -31,6 +32,7 @@ FAULTY = 1
 @click.option("--pack-repack", "repack", is_flag=True, default=None, help="Check the plan of a run that re-packs.")
 @click.option("--key", metavar="NAME", help="The key to pack, of a store with several.")
 @click.option("--plan-folder", metavar="DIR", help="Where plans of packs are kept; the cache folder.")
+@dialect_options
 @click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor summary, only faults.")
 @json_option
 @click.pass_context
@@ -41,6 +43,8 @@ def command(
     tokenizer: str | None,
     key: str | None,
     plan_folder: str | None,
+    dialect: Dialect | None,
+    documents: Documents,
     quiet: bool,
     as_json: bool,
     **packing: Any,
@@ -52,8 +56,10 @@ def command(
     for. Exit code 0: whole; 1: faults, each printed with its place; 4: no store is there.
     """
     from headrace.cli.checking import check_store
+    from headrace.stores import IndexedOptions
 
     wanted = _packing(packing, key=key, plan_folder=plan_folder)
+    options = IndexedOptions(dialect=dialect, documents=documents)
     packs: PackVerdict | None = None
     with ProgressLine(quiet=quiet) as line:
 
@@ -65,13 +71,13 @@ def command(
             if line.is_due:
                 line.show(f"checking packs: {done / num_packs:6.1%}  {count(done)} of {count(num_packs)}")
 
-        verdict = check_store(path, tokenizer=tokenizer, on_shard=show)
+        verdict = check_store(path, tokenizer=tokenizer, on_shard=show, options=options)
         problems = verdict.problems
         if wanted is not None and verdict.ok:
             from headrace.cli.pack_checking import check_packs
 
             folder = None if plan_folder is None else Path(plan_folder)
-            packs, faults = check_packs(path, wanted, key=key, plan_folder=folder, on_packs=show_packs)
+            packs, faults = check_packs(path, wanted, key=key, plan_folder=folder, on_packs=show_packs, options=options)
             problems = tuple(faults)
         elapsed_s = line.elapsed_s
     if as_json:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.cli.description import find_manifest, shards_of
+from headrace.cli.description import find_manifest, opened_keys, shards_of
 from headrace.errors import StoreError
-from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Problem, Store, check_file, open_keys
+from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, IndexedOptions, Problem, Store, check_file
+from headrace.stores.indexed_dialects import AS_FOUND
 from headrace.stores.manifest_output import META_NAME
 
 
@@ -33,12 +34,19 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Ids were checked to be below this; None: not checked."""
 
 
-def check_store(path: str, *, tokenizer: str | None, on_shard: Callable[[int, int, str, int], None]) -> Verdict:
+def check_store(
+    path: str,
+    *,
+    tokenizer: str | None,
+    on_shard: Callable[[int, int, str, int], None],
+    options: IndexedOptions = AS_FOUND,
+) -> Verdict:
     """Read everything at a path and collect what is wrong.
 
     Args:
         path: as for `headrace.open`.
         tokenizer: its vocabulary is taken, else that of the manifest.
+        options: how pairs of .bin and .idx are understood.
         on_shard: called before each shard with its number, the number of shards, its path, and its bytes.
 
     Raises:
@@ -47,7 +55,7 @@ def check_store(path: str, *, tokenizer: str | None, on_shard: Callable[[int, in
     """
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
     try:
-        stores = open_keys(path)
+        stores = opened_keys(path, options)
         manifest = find_manifest(path)
     except StoreError as error:
         if not _is_there(path):

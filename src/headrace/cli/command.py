@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -15,6 +15,20 @@ from headrace.errors import HeadraceError
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def dialect_options(command: F) -> F:
+    """``--dialect`` and ``--documents``: how pairs of .bin and .idx are to be understood."""
+    documents = click.option(
+        "--documents", metavar="NAME", default="indices", help="Of .bin/.idx: sequences takes each as a document."
+    )
+    dialect = click.option(
+        "--dialect", metavar="NAME", help="Who wrote .bin/.idx, where the bytes do not tell: megatron, neox, ..."
+    )
+    return dialect(documents(command))
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 

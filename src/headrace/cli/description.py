@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from headrace.stores import (
     MANIFEST_NAME,
     BackendInfo,
+    IndexedOptions,
     InputFile,
     InputOrder,
     Ledger,
@@ -24,6 +25,7 @@ from headrace.stores import (
     load_manifest,
     open_keys,
 )
+from headrace.stores.indexed_dialects import AS_FOUND
 from headrace.stores.manifest_output import META_NAME
 
 
@@ -80,14 +82,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were skipped."""
 
 
-def describe(path: str) -> Description:
+def describe(path: str, options: IndexedOptions = AS_FOUND) -> Description:
     """Open a store and gather its numbers. Reads the index, not the tokens; memory is that of one shard's lengths.
 
     Raises:
         StoreError: it does not open.
     """
     with contextlib.ExitStack() as stack:
-        stores = {key: stack.enter_context(store) for key, store in open_keys(path).items()}
+        stores = {key: stack.enter_context(store) for key, store in opened_keys(path, options).items()}
         keys = tuple(_describe_key(key, store) for key, store in stores.items())
         shards = [shard for store in stores.values() for shard in shards_of(store)]
         files = {file for store in stores.values() for file in store.files}
@@ -107,6 +109,11 @@ def describe(path: str) -> Description:
             ledger=manifest.ledger if manifest else None,
             errors=len(manifest.errors) if manifest else None,
         )
+
+
+def opened_keys(path: str, options: IndexedOptions) -> dict[str, Store]:
+    """Every key of what lies at a path, understood as the options say."""
+    return open_keys(path, dialect=options.dialect, documents=options.documents)
 
 
 def find_manifest(path: str | os.PathLike[str]) -> Manifest | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.command import Command, dialect_options, json_option, print_json
 from headrace.cli.figures import count, listing, plural, size, table
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
@@ -14,6 +14,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.cli.description import Description, KeyDescription
     from headrace.cli.pack_figures import PackFigures
+    from headrace.stores import Dialect, Documents, IndexedOptions
 
 MAX_INPUTS = 10
 
@@ -24,8 +25,11 @@ MAX_INPUTS = 10
     "--pack", "pack", metavar="N", type=int, multiple=True, help="Say how packs of N tokens turn out; repeatable."
 )
 @click.option("--key", metavar="NAME", help="With --pack: the key to pack, of a store with several.")
+@dialect_options
 @json_option
-def command(path: str, pack: tuple[int, ...], key: str | None, as_json: bool) -> None:
+def command(
+    path: str, pack: tuple[int, ...], key: str | None, dialect: Dialect | None, documents: Documents, as_json: bool
+) -> None:
     """Say what the store at PATH holds: format, documents, tokens, lengths, tokeniser, inputs.
 
     PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. Reads the lengths of all documents, not
@@ -34,8 +38,11 @@ def command(path: str, pack: tuple[int, ...], key: str | None, as_json: bool) ->
     """
     import msgspec
 
+    from headrace.stores import IndexedOptions
+
+    options = IndexedOptions(dialect=dialect, documents=documents)
     if pack:
-        figures = _pack_figures(path, pack, key)
+        figures = _pack_figures(path, pack, key, options)
         if as_json:
             print_json(msgspec.to_builtins(figures))
         else:
@@ -48,14 +55,14 @@ def command(path: str, pack: tuple[int, ...], key: str | None, as_json: bool) ->
 
     from headrace.cli.description import describe
 
-    description = describe(path)
+    description = describe(path, options)
     if as_json:
         print_json(msgspec.to_builtins(description))
     else:
         click.echo("\n".join(report(description)))
 
 
-def _pack_figures(path: str, max_seq_lens: tuple[int, ...], key: str | None) -> PackFigures:
+def _pack_figures(path: str, max_seq_lens: tuple[int, ...], key: str | None, options: IndexedOptions) -> PackFigures:
     from headrace.cli.pack_figures import pack_figures
 
     with ProgressLine(quiet=False) as line:
@@ -64,7 +71,7 @@ def _pack_figures(path: str, max_seq_lens: tuple[int, ...], key: str | None) -> 
             if line.is_due:
                 line.show(f"packs of {count(max_seq_len)}: {count(done)} of {count(num_documents)} documents")
 
-        return pack_figures(path, max_seq_lens, key=key, on_documents=show)
+        return pack_figures(path, max_seq_lens, key=key, on_documents=show, options=options)
 
 
 def report(description: Description) -> list[str]:

@@ -19,8 +19,9 @@ from headrace.plan import IntArray
 from headrace.plan.packed_check import check_packed
 from headrace.plan.packing import CHUNK, Packing, PackingLedger, PackItems, PackPlanMeta, plan_packs
 from headrace.plan.segments import IGNORED_LABEL
-from headrace.stores import Problem, Store, check_arrays, find_arrays
+from headrace.stores import IndexedOptions, Problem, Store, check_arrays, find_arrays
 from headrace.stores.faults import Faults
+from headrace.stores.indexed_dialects import AS_FOUND
 from headrace.stores.kept_arrays import KEPT_NAME
 
 _TOKENS_AT_ONCE = 1 << 20
@@ -45,7 +46,13 @@ class PackVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_packs(
-    path: str, packing: Packing, *, key: str | None, plan_folder: Path | None, on_packs: OnPacks
+    path: str,
+    packing: Packing,
+    *,
+    key: str | None,
+    plan_folder: Path | None,
+    on_packs: OnPacks,
+    options: IndexedOptions = AS_FOUND,
 ) -> tuple[PackVerdict, list[Problem]]:
     """Make all packs of a store, as a run would get them, and collect what is wrong with them.
 
@@ -58,12 +65,13 @@ def check_packs(
         packing: how the documents are packed.
         key: of a store with several keys the one that is packed; by default the main one, which is the first.
         plan_folder: where plans are kept; by default the cache folder.
+        options: how pairs of .bin and .idx are understood.
         on_packs: called now and then with the number of packs checked, and of all packs.
 
     Raises:
         ConfigError: there is no such key, over-long documents and no policy for them, nothing to pack.
     """
-    name, store = open_key(path, key)
+    name, store = open_key(path, key, options)
     with store:
         folder = plan_folder or cache_folder()
         place = None if folder is None else folder / plan_name(store, packing)

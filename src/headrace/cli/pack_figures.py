@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from headrace.cli.description import opened_keys
 from headrace.cli.figures import count, plural, table
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.packing import CHUNK, Packing
 from headrace.plan.packing.forecast import Forecast, forecast
-from headrace.stores import Store, open_keys
+from headrace.stores import IndexedOptions, Store
+from headrace.stores.indexed_dialects import AS_FOUND
 
 FIRST_FIT_DOCUMENTS = 1_000_000
 """First-fit looks at so many documents: it takes 1 to 3 us each, the other strategies together a tenth of that."""
@@ -30,7 +32,12 @@ class PackFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_figures(
-    path: str, max_seq_lens: tuple[int, ...], *, key: str | None, on_documents: OnDocuments
+    path: str,
+    max_seq_lens: tuple[int, ...],
+    *,
+    key: str | None,
+    on_documents: OnDocuments,
+    options: IndexedOptions = AS_FOUND,
 ) -> PackFigures:
     """Read the lengths of a store's documents, once for each length of packs; memory is bounded.
 
@@ -38,6 +45,7 @@ def pack_figures(
         path: as for `headrace.open`.
         max_seq_lens: tokens a pack.
         key: of a store with several keys the one to pack; by default the main one, which is the first.
+        options: how pairs of .bin and .idx are understood.
         on_documents: called now and then with the length of packs, the documents read so far, and all of them.
 
     Raises:
@@ -46,7 +54,7 @@ def pack_figures(
     """
     for max_seq_len in max_seq_lens:
         Packing(max_seq_len=max_seq_len)  # refused before anything is read
-    name, store = open_key(path, key)
+    name, store = open_key(path, key, options)
     with store:
         forecasts = [
             forecast(_read(store, max_seq_len, on_documents), max_seq_len, first_fit_documents=FIRST_FIT_DOCUMENTS)
@@ -66,14 +74,14 @@ def _read(store: Store, max_seq_len: int, on_documents: OnDocuments) -> Iterator
         on_documents(max_seq_len, done, store.num_documents)
 
 
-def open_key(path: str, key: str | None) -> tuple[str, Store]:
+def open_key(path: str, key: str | None, options: IndexedOptions) -> tuple[str, Store]:
     """The name of the key that is packed, and the store with it as its main key.
 
     Raises:
         StoreError: it does not open.
         ConfigError: there is no such key.
     """
-    stores = open_keys(path)
+    stores = opened_keys(path, options)
     name = next(iter(stores)) if key is None else key
     for other, store in stores.items():
         if other != name:

@@ -10,6 +10,9 @@ May import: stores, plan, samples, encoders, errors.
 from headrace.datasets.blend import Blend
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
 from headrace.datasets.documents import DocumentDataset
+from headrace.datasets.gpt import GPTDataset
+from headrace.datasets.gpt_blend import GPTBlend
+from headrace.datasets.gpt_masks import GPTMasks
 from headrace.datasets.packed import PackedDataset
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.run import Located, Run
@@ -21,6 +24,9 @@ __all__ = [
     "Dataset",
     "DocumentDataset",
     "Fields",
+    "GPTBlend",
+    "GPTDataset",
+    "GPTMasks",
     "Located",
     "PackedDataset",
     "PackedSequenceDataset",

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
-from headrace.datasets.dataset import Dataset
+from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError
 from headrace.plan import Branch, Leaf, Node, apportion, counts_until, exact_weights, quantised, rounded
 
@@ -145,14 +145,9 @@ class Blend:
 def _check_fields(blend: Blend) -> None:
     """Samples of all sources go into the same batch arrays, so their fields must be the same."""
     first, *others = blend.datasets()
-    expected = _show(first)
+    expected = shown_fields(first)
     for dataset in others:
-        if (found := _show(dataset)) != expected:
+        if (found := shown_fields(dataset)) != expected:
             raise ConfigError(
                 f"the sources of a blend must have the same fields to be stacked into a batch: {expected} and {found}"
             )
-
-
-def _show(dataset: Dataset) -> str:
-    constants = {name: (value.shape, value.dtype) for name, value in dataset.constants.items()}
-    return ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in {**dataset.fields, **constants}.items())

@@ -127,3 +127,9 @@ def repeated(constants: Sample, num_samples: int) -> Sample:
 def empty(fields: Fields, num_samples: int) -> Sample:
     """Uninitialised arrays for a batch."""
     return {name: np.empty((num_samples, *shape), dtype=dtype) for name, (shape, dtype) in fields.items()}
+
+
+def shown_fields(dataset: Dataset) -> str:
+    """Fields and constants with their shapes and dtypes, to be compared: equal ones can be stacked into one batch."""
+    constants = {name: (value.shape, value.dtype) for name, value in dataset.constants.items()}
+    return ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in {**dataset.fields, **constants}.items())

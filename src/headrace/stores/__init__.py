@@ -13,7 +13,11 @@ This room imports ``headrace.io`` and ``headrace.errors``; it knows neither torc
 
 from __future__ import annotations
 
+from headrace.stores.aleph_alpha import AlephAlphaStore
 from headrace.stores.indexed import IndexedStore
+from headrace.stores.indexed_builder import IndexedDatasetBuilder
+from headrace.stores.indexed_dataset import IndexedDataset
+from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
 from headrace.stores.indexed_layout import optimal_dtype
 from headrace.stores.indexed_writer import IndexedWriter
 from headrace.stores.kept_arrays import check_arrays, find_arrays, keep_arrays, kept_name
@@ -40,16 +44,23 @@ from headrace.stores.provenance_writer import ProvenanceState, ProvenanceWriter
 from headrace.stores.sharded import ShardedStore
 from headrace.stores.store import Problem, Store
 from headrace.stores.sums import check_file
+from headrace.stores.tnt import TntStore
 from headrace.stores.writer import Writer
 from headrace.stores.written import FileState, KeyInfo, WriterState, WrittenShard
 
 __all__ = [
     "MANIFEST_NAME",
     "PROVENANCE_NAME",
+    "AlephAlphaStore",
     "BackendInfo",
+    "Dialect",
     "DocumentLedger",
+    "Documents",
     "ErrorEntry",
     "FileState",
+    "IndexedDataset",
+    "IndexedDatasetBuilder",
+    "IndexedOptions",
     "IndexedStore",
     "IndexedWriter",
     "InputFile",
@@ -67,6 +78,7 @@ __all__ = [
     "ShardedStore",
     "ShuffledOrder",
     "Store",
+    "TntStore",
     "TokenLedger",
     "TokenizerInfo",
     "Writer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from headrace.errors import StoreError
 from headrace.io import Reader
 from headrace.stores.faults import Faults
+from headrace.stores.indexed_arrays import token_ids
 from headrace.stores.indexed_index import CHUNK, Index
 from headrace.stores.indexed_stream import ContiguousStream, Stream, examine
 from headrace.stores.indexed_sums import check_sums
@@ -22,21 +23,33 @@ _TOKENS_AT_ONCE = 1 << 20
 
 
 def check_indexed(
-    prefix: str, using: Reader, *, vouched: OutputShard | None, vocab_size: int | None
+    prefix: str,
+    using: Reader,
+    *,
+    opened: Callable[[Reader], Index],
+    vouched: OutputShard | None,
+    vocab_size: int | None,
 ) -> Iterator[Problem]:
     """Every fault of ``<prefix>.bin`` and ``<prefix>.idx``, and of the manifest beside them if ``vouched`` is None.
 
-    The files are opened anew, so what the store has seen before does not matter. One pass over the ``.idx``, one
-    over the ``.bin`` for each of: checksums, if a manifest vouches for the shard; ids, if ``vocab_size`` is given.
+    The files are opened anew with ``opened``, so what the store has seen before does not matter. One pass over the
+    ``.idx``, one over the ``.bin`` for each of: checksums, if a manifest vouches for the shard; ids, if ``vocab_size``
+    is given.
     """
     using = copy.copy(using)  # which has no files yet
     try:
-        yield from _check(prefix, using, vouched, vocab_size)
+        yield from _check(prefix, using, opened, vouched, vocab_size)
     finally:
         using.close()
 
 
-def _check(prefix: str, using: Reader, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
+def _check(
+    prefix: str,
+    using: Reader,
+    opened: Callable[[Reader], Index],
+    vouched: OutputShard | None,
+    vocab_size: int | None,
+) -> Iterator[Problem]:
     if vouched is None and (Path(prefix).parent / MANIFEST_NAME).exists():
         try:
             entry = load_manifest(Path(prefix).parent).shard(Path(prefix).name)
@@ -47,7 +60,7 @@ def _check(prefix: str, using: Reader, vouched: OutputShard | None, vocab_size: 
     index, stream = None, None
     try:
         bin_bytes = using.size(path)
-        index = Index(using, prefix + ".idx", bin_bytes)
+        index = opened(using)
         faults = list(_check_index(index, bin_bytes))
         yield from faults
         stream = examine(index) if not faults else None
@@ -65,10 +78,10 @@ def _check(prefix: str, using: Reader, vouched: OutputShard | None, vocab_size: 
 
 def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:
     """Every pointer, size and document index."""
-    count, itemsize = len(index.sizes), index.layout.dtype.itemsize
+    count, itemsize = len(index.sizes), index.dtype.itemsize
     faults = Faults(index.path, "document indices")
-    for begin in range(0, index.layout.num_documents, CHUNK):
-        bounds = index.bounds.read(begin, min(begin + CHUNK, index.layout.num_documents) + 1)
+    for begin in range(0, index.num_documents, CHUNK):
+        bounds = index.bounds.read(begin, min(begin + CHUNK, index.num_documents) + 1)
         wrong = (bounds[1:] < bounds[:-1]) | (bounds[1:] > count) | (bounds[1:] < 0)
         for at in faults.to_name(wrong):
             message = f"goes from sequence {bounds[at]} to {bounds[at + 1]}; allowed is upwards within 0 to {count}"
@@ -87,15 +100,15 @@ def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:
 
 def _check_coverage(path: str, index: Index, stream: Stream, bin_bytes: int) -> Iterator[Problem]:
     """Bytes that belong to nothing. O(sequences) memory where the stream is scattered."""
-    if index.size > index.layout.end:
-        message = f"{index.size - index.layout.end} bytes after the document indices, which nothing refers to"
-        yield Problem(path=index.path, place=f"byte {index.layout.end}", message=message)
+    if index.size > index.arrays.end:
+        message = f"{index.size - index.arrays.end} bytes after the document indices, which nothing refers to"
+        yield Problem(path=index.path, place=f"byte {index.arrays.end}", message=message)
     if type(stream) is ContiguousStream:
         gaps = [(index.last_byte, bin_bytes)]
     else:
         count = len(index.sizes)
         begins = index.pointers.read(0, count)
-        ends = begins + index.sizes.read(0, count) * index.layout.dtype.itemsize
+        ends = begins + index.sizes.read(0, count) * index.dtype.itemsize
         order = np.argsort(begins, kind="stable")
         covered = np.concatenate(([0], np.maximum.accumulate(ends[order])))
         nexts = np.concatenate((begins[order], [bin_bytes]))
@@ -112,11 +125,13 @@ def _check_coverage(path: str, index: Index, stream: Stream, bin_bytes: int) -> 
 def _check_counts(prefix: str, vouched: OutputShard, index: Index, stream: Stream) -> Iterator[Problem]:
     """The numbers that the manifest gives for the shard."""
     facts = {
-        "documents": (vouched.documents, index.layout.num_documents),
+        "documents": (vouched.documents, index.num_documents),
         "tokens": (vouched.tokens, stream.num_tokens),
-        "dtype": ("/".join(key.dtype for key in vouched.keys.values()), index.layout.dtype.name),
+        "dtype": ("/".join(key.dtype for key in vouched.keys.values()), index.dtype.name),
         "contiguous": (vouched.contiguous, vouched.contiguous and type(stream) is ContiguousStream),
     }
+    if index.arrays.bounds is None:  # each sequence was asked to be a document
+        del facts["documents"]
     for name, (listed, found) in facts.items():
         if listed != found:
             yield Problem(path=prefix, place="", message=f"{name}: the manifest says {listed}, the shard has {found}")
@@ -124,7 +139,7 @@ def _check_counts(prefix: str, vouched: OutputShard, index: Index, stream: Strea
 
 def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_size: int) -> Iterator[Problem]:
     """Ids outside of the vocabulary, the first in each document."""
-    dtype = index.layout.dtype
+    dtype = index.dtype
     if dtype.kind not in "iu":
         yield Problem(path=path, place="", message=f"{dtype.name} numbers are not token ids")
         return
@@ -132,7 +147,12 @@ def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_siz
     last = -1
     for begin in range(0, stream.num_tokens, _TOKENS_AT_ONCE):
         length = min(_TOKENS_AT_ONCE, stream.num_tokens - begin)
-        ids = using.read_ranges(path, *stream.ranges(np.array([begin]), length)).view(dtype)
+        stored = using.read_ranges(path, *stream.ranges(np.array([begin]), length)).view(dtype)
+        try:
+            ids = token_ids(stored, index.arrays.shift, path)
+        except StoreError as error:
+            yield Problem(path=path, place="", message=str(error))
+            return
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         documents, firsts = np.unique(index.documents_of(stream.sequences(wrong + begin)), return_index=True)
         # A document that goes on from the block before was named there.

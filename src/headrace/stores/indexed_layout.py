@@ -1,4 +1,4 @@
-"""The bytes of Megatron's ``.idx``: header, arrays, dtype codes; and the rules that are checked in O(1).
+"""The bytes of Megatron's ``.idx``: header, arrays, and the rules that are checked in O(1).
 
 All little-endian, no padding. N is the number of sequences, D the number of documents *plus one*.
 
@@ -11,9 +11,12 @@ All little-endian, no padding. N is the number of sequences, D the number of doc
     34           4 N    i32    tokens of each sequence
     34+4N        8 N    i64    byte of the .bin where each sequence begins
     34+12N       8 D    i64    0, then the number of sequences up to the end of each document; the last is N
+    34+12N+8D    N      i8     a mode for each sequence, in a multimodal .idx only; of 2023-07 to 2023-10 as i32
 
-Source: Megatron-Core 0.16, ``megatron/core/datasets/indexed_dataset.py``. The page ``docs/formats/indexed.md`` says
-what is refused, and why.
+fairseq's has neither D nor the document indices: 26 + 12 N bytes. Nothing but the size of the file says which it is.
+
+Source: Megatron-Core 0.16, ``megatron/core/datasets/indexed_dataset.py``; fairseq, ``fairseq/data/indexed_dataset.py``.
+The page ``docs/formats/indexed.md`` says what is refused, and why.
 """
 
 from __future__ import annotations
@@ -26,122 +29,122 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from headrace.errors import ConfigError, StoreError
+from headrace.stores.indexed_arrays import Arrays, Place
+from headrace.stores.indexed_dialects import AS_FOUND, Dialect, IndexedOptions, codes
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<9sQBQQ")
-
-_DTYPES: Final[dict[int, np.dtype[Any]]] = {
-    1: np.dtype("u1"),
-    2: np.dtype("i1"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<i4"),
-    5: np.dtype("<i8"),
-    6: np.dtype("<f8"),
-    7: np.dtype("<f4"),
-    8: np.dtype("<u2"),
-}
+_FAIRSEQ_HEADER: Final = struct.Struct("<9sQBQ")
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Where the arrays of one ``.idx`` lie."""
+    """Where the arrays of one ``.idx`` lie.
+
+    Attributes:
+        dtype_code: what the header says.
+        num_sequences: N.
+        num_bounds: D, documents + 1; 0 in fairseq's layout.
+        dialect: says what the code means; ``"fairseq"`` is also the layout without documents.
+        mode_bytes: bytes of a sequence's mode: 1, 4, or 0 where there are no modes.
+    """
 
     dtype_code: int
     num_sequences: int
     num_bounds: int
-    """Entries of ``document_indices``: documents + 1."""
+    dialect: Dialect = "megatron"
+    mode_bytes: int = 0
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the tokens in the ``.bin``."""
-        return _DTYPES[self.dtype_code]
+        return codes(self.dialect)[self.dtype_code]
 
     @property
-    def num_documents(self) -> int:
-        """Documents, empty ones included."""
-        return self.num_bounds - 1
-
-    @property
-    def sizes_at(self) -> int:
-        """Byte where the int32 sizes of the sequences begin."""
-        return HEADER.size
-
-    @property
-    def pointers_at(self) -> int:
-        """Byte where the int64 pointers of the sequences begin."""
-        return HEADER.size + 4 * self.num_sequences
-
-    @property
-    def bounds_at(self) -> int:
-        """Byte where the int64 document indices begin."""
-        return HEADER.size + 12 * self.num_sequences
+    def has_documents(self) -> bool:
+        """Whether the layout has document indices at all."""
+        return self.dialect != "fairseq"
 
     @property
     def end(self) -> int:
         """Bytes of the whole ``.idx``."""
-        return self.bounds_at + 8 * self.num_bounds
+        return len(self.header()) + (12 + self.mode_bytes) * self.num_sequences + 8 * self.num_bounds
+
+    @property
+    def bounds_at(self) -> int:
+        """Byte where the int64 document indices begin."""
+        return len(self.header()) + 12 * self.num_sequences
 
     def header(self) -> bytes:
-        """The first 34 bytes."""
+        """The first bytes, up to the sizes."""
+        if not self.has_documents:
+            return _FAIRSEQ_HEADER.pack(MAGIC, VERSION, self.dtype_code, self.num_sequences)
         return HEADER.pack(MAGIC, VERSION, self.dtype_code, self.num_sequences, self.num_bounds)
+
+    def arrays(self, *, with_documents: bool = True) -> Arrays:
+        """The same for readers of all formats; without documents each sequence is one."""
+        begin, count = len(self.header()), self.num_sequences
+        after = self.bounds_at + 8 * self.num_bounds
+        bounds = Place("document indices", self.bounds_at, "<i8", self.num_bounds)
+        modes = Place("modes of sequences", after, "<i4" if self.mode_bytes == 4 else "i1", count)
+        return Arrays(
+            dtype=self.dtype,
+            header_bytes=begin,
+            sizes=Place("sizes of sequences", begin, "<i4", count),
+            pointers=Place("pointers of sequences", begin + 4 * count, "<i8", count),
+            bounds=bounds if self.has_documents and with_documents else None,
+            modes=modes if self.mode_bytes else None,
+            end=self.end,
+        )
 
     def describe(self, begin: int, end: int) -> str:
         """What bytes ``begin`` to ``end`` of the ``.idx`` hold, in words."""
-        parts = [
-            ("header", "", 0, HEADER.size, HEADER.size),
-            ("sizes", " of sequences", self.sizes_at, self.pointers_at, 4),
-            ("pointers", " of sequences", self.pointers_at, self.bounds_at, 8),
-            ("document indices", "", self.bounds_at, self.end, 8),
-        ]
-        found = []
-        for name, of, first, last, item in parts:
-            low, high = max(begin, first), min(end, last)
-            if low < high:
-                numbers = f"{of} {(low - first) // item} to {(high - 1 - first) // item}" if name != "header" else ""
-                found.append(name + numbers)
-        return ", ".join(found) or "nothing that is used"
+        return self.arrays().describe(begin, end)
 
 
-def parse_header(path: str, header: bytes, idx_bytes: int) -> Layout:
+def parse_header(path: str, header: bytes, idx_bytes: int, options: IndexedOptions = AS_FOUND) -> Layout:
     """The layout that the first 34 bytes of an ``.idx`` of this size tell of.
 
+    What codes 6 and 7 mean they do not tell: without ``options.dialect`` the layout says ``"megatron"``.
+
     Raises:
-        StoreError: not this format, or a variant of it that is refused; the message says which.
+        StoreError: not this format, or cut short, or not of the dialect; the message says which.
     """
     if header[: len(MAGIC)] != MAGIC:
-        found = header[: len(MAGIC)]
-        lazy = "; it is fairseq's older 'cached' layout (TNTIDX), which is not read" if found[:6] == b"TNTIDX" else ""
-        raise StoreError(f"{path}: an .idx begins with the 9 bytes {MAGIC!r}; found {found!r}{lazy}")
-    # fairseq writes 26 bytes of header, and the same magic and version: an empty one is shorter than ours.
-    if idx_bytes >= 26:
-        _, version, code, sequences = struct.unpack_from("<9sQBQ", header)
-        if version != VERSION:
-            raise StoreError(f"{path}: byte 9: version {version} of the .idx is unknown; only {VERSION} is read")
-        if idx_bytes == 26 + 12 * sequences:
-            raise StoreError(
-                f"{path}: this is fairseq's layout of the .idx ({idx_bytes} bytes = 26 + 12 x {sequences} sequences),"
-                " which has no documents and is not read; build it again with Headrace or Megatron"
-            )
-    if idx_bytes < HEADER.size:
+        raise StoreError(f"{path}: an .idx begins with the 9 bytes {MAGIC!r}; found {header[: len(MAGIC)]!r}")
+    if idx_bytes < _FAIRSEQ_HEADER.size:
         raise StoreError(f"{path}: cut short: {idx_bytes} bytes, the header alone has {HEADER.size}")
-    _, _, code, sequences, bounds = HEADER.unpack(header)
-    if code not in _DTYPES:
-        known = ", ".join(f"{key} {dtype.name}" for key, dtype in _DTYPES.items())
-        raise StoreError(f"{path}: byte 17: dtype code {code} is unknown; the codes are {known}")
-    layout = Layout(code, sequences, bounds)
+    _, version, code, sequences = _FAIRSEQ_HEADER.unpack_from(header)
+    if version != VERSION:
+        raise StoreError(f"{path}: byte 9: version {version} of the .idx is unknown; only {VERSION} is read")
+    # fairseq writes 26 bytes of header, the same magic and version, and no documents.
+    is_fairseq = idx_bytes == _FAIRSEQ_HEADER.size + 12 * sequences
+    if is_fairseq != (options.dialect == "fairseq") and options.dialect is not None:
+        has, way = ("no documents", "dialect='fairseq'") if is_fairseq else ("documents", "another dialect")
+        raise StoreError(
+            f"{path}: dialect={options.dialect!r} was asked for, but {idx_bytes} bytes for {sequences} sequences is a"
+            f" layout with {has}; open it with {way}, or without one"
+        )
+    dialect: Dialect = "fairseq" if is_fairseq else options.dialect or "megatron"
+    if not is_fairseq and idx_bytes < HEADER.size:
+        raise StoreError(f"{path}: cut short: {idx_bytes} bytes, the header alone has {HEADER.size}")
+    if code not in codes(dialect):
+        known = ", ".join(f"{key} {dtype.name}" for key, dtype in codes(dialect).items())
+        also = "; 9 and 10 are fairseq's, whose .idx has 26 + 12 N bytes" if code in codes("fairseq") else ""
+        raise StoreError(f"{path}: byte 17: dtype code {code} is unknown; the codes are {known}{also}")
+    if is_fairseq:
+        return Layout(code, sequences, 0, dialect)
+    bounds = HEADER.unpack_from(header)[-1]
     if bounds == 0:
         raise StoreError(f"{path}: byte 26: no document indices; even an empty store has one, 0")
+    layout = Layout(code, sequences, bounds, dialect)
     if idx_bytes < layout.end:
         raise StoreError(
             f"{path}: cut short: {sequences} sequences and {bounds} document indices take {layout.end} bytes,"
             f" the file has {idx_bytes}"
         )
-    if sequences and idx_bytes == layout.end + sequences:
-        raise StoreError(
-            f"{path}: a multimodal .idx, with a mode for each of the {sequences} sequences after the document"
-            " indices; this version of Headrace does not read modes"
-        )
-    return layout
+    mode_bytes = {layout.end + sequences: 1, layout.end + 4 * sequences: 4}.get(idx_bytes, 0) if sequences else 0
+    return Layout(code, sequences, bounds, dialect, mode_bytes)
 
 
 def dtype_code(dtype: DTypeLike) -> int:
@@ -154,10 +157,11 @@ def dtype_code(dtype: DTypeLike) -> int:
         wanted = np.dtype(dtype)
     except TypeError as error:
         raise ConfigError(f"dtype={dtype!r} is no dtype: {error}") from error
-    for code, known in _DTYPES.items():
-        if wanted == known and known.kind in "iu":
+    integers = {code: known for code, known in codes("megatron").items() if known.kind in "iu"}
+    for code, known in integers.items():
+        if wanted == known:
             return code
-    allowed = ", ".join(known.name for known in _DTYPES.values() if known.kind in "iu")
+    allowed = ", ".join(known.name for known in integers.values())
     raise ConfigError(f"dtype {wanted.name} cannot hold tokens in the indexed format; it has {allowed}")
 
 

@@ -43,7 +43,7 @@ class ContiguousStream(Stream):
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._itemsize = index.layout.dtype.itemsize
+        self._itemsize = index.dtype.itemsize
         self.num_tokens = index.last_byte // self._itemsize
 
     def begins(self, sequences: IntArray) -> IntArray:
@@ -70,7 +70,7 @@ class ScatteredStream(Stream):
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._itemsize = index.layout.dtype.itemsize
+        self._itemsize = index.dtype.itemsize
         count = len(index.sizes)
         self._ends = np.zeros(count + 1, np.int64)
         for begin in range(0, count, CHUNK):
@@ -129,7 +129,7 @@ def examine(index: Index) -> Stream:
 
 
 def _is_contiguous(index: Index) -> bool:
-    itemsize = index.layout.dtype.itemsize
+    itemsize = index.dtype.itemsize
     count = len(index.sizes)
     expected = 0
     for begin in range(0, count, CHUNK):

@@ -23,14 +23,14 @@ def check_sums(prefix: str, vouched: OutputShard, index: Index | None, stream: S
 
 def _in_idx(index: Index | None, begin: int, end: int) -> str:
     """What a range of the ``.idx`` holds, in words."""
-    return "" if index is None else f" ({index.layout.describe(begin, end)})"
+    return "" if index is None else f" ({index.arrays.describe(begin, end)})"
 
 
 def _in_bin(index: Index | None, stream: Stream | None, begin: int, end: int) -> str:
     """Which documents have bytes in a range of the ``.bin``, in words."""
     if index is None or stream is None:
         return ""
-    itemsize = index.layout.dtype.itemsize
+    itemsize = index.dtype.itemsize
     if type(stream) is ContiguousStream:
         first, last = begin // itemsize, min(end - 1, index.last_byte - 1) // itemsize
         numbers = index.documents_of(stream.sequences(np.array([first, last]))) if first <= last else np.zeros(0, int)

@@ -11,8 +11,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import OutputError, StoreError
 from headrace.io import AtomicFile, reader
-from headrace.stores.indexed_index import Index
 from headrace.stores.indexed_layout import Layout, dtype_code
+from headrace.stores.indexed_opening import open_index
 from headrace.stores.token_file import CHUNK, LengthChunks, checked_lengths, checked_tokens
 from headrace.stores.writer import Writer
 from headrace.stores.written import WriterState
@@ -113,9 +113,9 @@ class IndexedWriter(Writer):
     def _lengths_in(self, key: str) -> LengthChunks:
         with_files = reader("pread")
         try:
-            index = Index(with_files, str(self._index), with_files.size(self._prefix + ".bin"))
-            for begin in range(0, index.layout.num_documents, CHUNK):
-                bounds = index.bounds.read(begin, min(begin + CHUNK, index.layout.num_documents) + 1)
+            index = open_index(with_files, str(self._index), with_files.size(self._prefix + ".bin"))
+            for begin in range(0, index.num_documents, CHUNK):
+                bounds = index.bounds.read(begin, min(begin + CHUNK, index.num_documents) + 1)
                 sequences = np.diff(bounds)
                 if ((sequences < 0) | (sequences > 1)).any():
                     raise StoreError(

@@ -8,39 +8,50 @@ from pathlib import Path
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import Reader, natural_key
+from headrace.stores.aleph_alpha import META_SUFFIX
 from headrace.stores.indexed import IndexedStore
+from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
+from headrace.stores.indexed_pairs import SUFFIXES, open_pair
 from headrace.stores.keyed import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.manifest_output import META_NAME, OutputShard
 from headrace.stores.sharded import ShardedStore
 from headrace.stores.store import MAIN, Store
 
-_SUFFIXES = (".bin", ".idx")
-
 
 def open(  # noqa: A001 - headrace.open
-    path: str | os.PathLike[str], *, key: str | None = None, reader: str | Reader = "mmap"
+    path: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    reader: str | Reader = "mmap",
+    dialect: Dialect | None = None,
+    documents: Documents = "indices",
 ) -> Store:
     """Open what lies at a path. O(1) a shard: headers and sizes are validated, documents are not read.
 
     Args:
         path: one of
 
-            - a prefix, ``data/web`` for ``data/web.bin`` and ``data/web.idx``; or one of these two files;
+            - a prefix, ``data/web`` for ``data/web.bin`` and ``data/web.idx``; or one of these two files; of Megatron
+              and its relatives, fairseq, or Aleph Alpha (with ``data/web.meta.json``);
             - a folder with a ``headrace.json``: the shards that it lists, in its order, and no others;
             - a folder with a ``meta.json``, or that file: one shard of the keyed format;
             - a folder with pairs of ``.bin`` and ``.idx``: all of them, in the order of `headrace.io.natural_key`;
             - any other folder: every folder with a ``meta.json`` below it, in that order; hidden ones are left out.
         key: of several keys the main one. The ``headrace.json`` of several keys in the indexed format needs it.
         reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
+        dialect: of pairs, who wrote them, where their bytes do not tell (an error says so): ``"megatron"``,
+            ``"deepspeed"``, ``"neox"`` or ``"fairseq"``.
+        documents: of pairs, ``"sequences"`` takes each sequence as a document, whatever the index says.
 
     Raises:
         StoreError: nothing is there, a file is missing, what is there is malformed or unknown, or has several keys.
-        ConfigError: there is no such key.
+        ConfigError: there is no such key, or the option is unknown, or is for pairs and there are none.
     """
     name = os.fspath(path)
-    prefix = name[:-4] if name.endswith(_SUFFIXES) else name
-    pair = [suffix for suffix in _SUFFIXES if Path(prefix + suffix).is_file()]
+    options = IndexedOptions(dialect=dialect, documents=documents)
+    prefix = _prefix(name)
+    pair = [suffix for suffix in SUFFIXES if Path(prefix + suffix).is_file()]
     # Megatron keeps its cache in a folder named like the prefix; that one holds no store, and the pair is meant.
     if Path(name).is_dir() and (not pair or name.endswith("/") or _holds_shards(Path(name))):
         if pair and not name.endswith("/"):
@@ -48,11 +59,11 @@ def open(  # noqa: A001 - headrace.open
                 f"{name}: both a folder of shards and the prefix of {name}{pair[0]}; write {name}/ for the folder, or"
                 f" {name}.idx for the pair"
             )
-        store = _open_folder(name, key, reader)
+        store = _open_folder(name, key, reader, options)
     elif Path(name).name == META_NAME and Path(name).is_file():
         store = KeyedStore(Path(name).parent, key=key, using=reader)
     elif pair:
-        store = _open_pair(prefix, pair, reader)
+        store = open_pair(prefix, using=reader, options=options)
         _check_only_key(name, key)
     elif Path(name).exists():
         raise StoreError(
@@ -60,23 +71,45 @@ def open(  # noqa: A001 - headrace.open
         )
     else:
         raise StoreError(f"{name}: nothing is there; expected {prefix}.bin and {prefix}.idx, or a folder of such pairs")
+    if isinstance(store, KeyedStore) and options != IndexedOptions():
+        raise ConfigError(f"{name}: dialect and documents are for pairs of .bin and .idx; this is the keyed format")
     store.path = name
     return store
 
 
-def open_keys(path: str | os.PathLike[str], *, reader: str | Reader = "mmap") -> dict[str, Store]:
+def open_keys(
+    path: str | os.PathLike[str],
+    *,
+    reader: str | Reader = "mmap",
+    dialect: Dialect | None = None,
+    documents: Documents = "indices",
+) -> dict[str, Store]:
     """Every key of what lies at a path, each with a store whose main key it is.
 
     Raises:
         StoreError: as `open`.
+        ConfigError: as `open`.
     """
+
+    def opened(key: str | None) -> Store:
+        return open(path, key=key, reader=reader, dialect=dialect, documents=documents)
+
     keys = _listed_keys(Path(path))
     if len(keys) > 1:
-        return {key: open(path, key=key, reader=reader) for key in keys}
-    store = open(path, reader=reader)
+        return {key: opened(key) for key in keys}
+    store = opened(None)
     if keys:
         return {keys[0]: store}
-    return {store.keys[0]: store, **{key: open(path, key=key, reader=reader) for key in store.keys[1:]}}
+    return {store.keys[0]: store, **{key: opened(key) for key in store.keys[1:]}}
+
+
+def _prefix(name: str) -> str:
+    """The path without the suffix of one of a store's files."""
+    for suffix in SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    stem = name.removesuffix(META_SUFFIX)
+    return stem if stem != name and Path(stem + ".idx").is_file() else name
 
 
 def _listed_keys(folder: Path) -> tuple[str, ...]:
@@ -88,7 +121,7 @@ def _listed_keys(folder: Path) -> tuple[str, ...]:
 
 
 def _holds_shards(folder: Path) -> bool:
-    return any(file.name in (MANIFEST_NAME, META_NAME) or file.suffix in _SUFFIXES for file in folder.iterdir())
+    return any(file.name in (MANIFEST_NAME, META_NAME) or file.suffix in SUFFIXES for file in folder.iterdir())
 
 
 def _check_only_key(name: str, key: str | None, *known: str) -> None:
@@ -97,25 +130,15 @@ def _check_only_key(name: str, key: str | None, *known: str) -> None:
         raise ConfigError(f"{name}: no key {key!r}; a store in the indexed format has one key, here {keys}")
 
 
-def _open_pair(prefix: str, pair: list[str], reader: str | Reader) -> IndexedStore:
-    for suffix in _SUFFIXES:
-        if suffix not in pair:
-            raise StoreError(
-                f"{prefix}{suffix}: missing beside {prefix}{pair[0]}; a store is the pair of both (an interrupted"
-                " write or copy leaves one alone)"
-            )
-    return IndexedStore(prefix, using=reader)
-
-
-def _open_folder(name: str, key: str | None, reader: str | Reader) -> Store:
+def _open_folder(name: str, key: str | None, reader: str | Reader, options: IndexedOptions) -> Store:
     folder = Path(name)
     shards: list[Store]
     if (folder / MANIFEST_NAME).exists():
-        shards = _listed_shards(folder, key, reader)
+        shards = _listed_shards(folder, key, reader, options)
     elif (folder / META_NAME).exists():
         shards = [_open_keyed(folder, key, reader)]
     else:
-        shards = _found_pairs(folder, key, reader) or _keyed_shards(list(_found_keyed(folder)), key, reader)
+        shards = _found_pairs(folder, key, reader, options) or _keyed_shards(list(_found_keyed(folder)), key, reader)
     if not shards:
         raise StoreError(
             f"{name}: a folder without shards; expected pairs of .bin and .idx, a {MANIFEST_NAME}, or folders with a"
@@ -124,7 +147,7 @@ def _open_folder(name: str, key: str | None, reader: str | Reader) -> Store:
     return shards[0] if len(shards) == 1 else ShardedStore(shards, name)
 
 
-def _listed_shards(folder: Path, key: str | None, reader: str | Reader) -> list[Store]:
+def _listed_shards(folder: Path, key: str | None, reader: str | Reader, options: IndexedOptions) -> list[Store]:
     manifest = load_manifest(folder)
     outputs = [shard for shard in manifest.outputs if shard.format == "keyed"]
     if outputs:
@@ -132,11 +155,11 @@ def _listed_shards(folder: Path, key: str | None, reader: str | Reader) -> list[
     shards: list[Store] = []
     for entry in _chosen(folder, manifest, key):
         prefix = folder / entry.prefix
-        for suffix in _SUFFIXES:
+        for suffix in SUFFIXES:
             file = prefix.with_name(prefix.name + suffix)
             if not file.is_file():
                 raise StoreError(f"{file}: missing, but {folder / MANIFEST_NAME} lists it")
-        shards.append(IndexedStore(prefix, using=reader, vouched=entry))
+        shards.append(IndexedStore(prefix, using=reader, vouched=entry, options=options))
     return shards
 
 
@@ -186,14 +209,12 @@ def _open_keyed(folder: Path, key: str | None, reader: str | Reader, vouched: Ou
     return KeyedStore(folder, key=key, using=reader, vouched=vouched)
 
 
-def _found_pairs(folder: Path, key: str | None, reader: str | Reader) -> list[Store]:
-    found: dict[str, list[str]] = {}
-    for file in folder.iterdir():
-        if file.suffix in _SUFFIXES and not file.name.startswith("."):
-            found.setdefault(file.name[:-4], []).append(file.suffix)
-    if found:
+def _found_pairs(folder: Path, key: str | None, reader: str | Reader, options: IndexedOptions) -> list[Store]:
+    files = [file for file in folder.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")]
+    if files:
         _check_only_key(str(folder), key)
-    return [_open_pair(str(folder / stem), found[stem], reader) for stem in sorted(found, key=natural_key)]
+    stems = sorted({file.stem for file in files}, key=natural_key)
+    return [open_pair(folder / stem, using=reader, options=options) for stem in stems]
 
 
 def _found_keyed(folder: Path) -> Iterator[Path]:

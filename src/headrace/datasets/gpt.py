@@ -1,0 +1,241 @@
+"""Megatron's ``GPTDataset``: its samples in its order, without its index files."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from headrace.datasets.dataset import Dataset, Fields, Sample
+from headrace.datasets.gpt_masks import GPTMasks, attention_mask, document_borders, padded, position_ids
+from headrace.errors import ConfigError
+from headrace.plan import IntArray, KeyArray
+from headrace.plan.megatron import GPTSampling, SamplePieces, order_samples, split_ranges
+from headrace.stores import Store
+from headrace.stores import open as open_store
+
+SPLIT_PARTS = ("train", "valid", "test")
+_ROWS = ("tokens", "labels", "loss_mask")
+_INT64, _INT32, _FLOAT32, _BOOL = (np.dtype(kind) for kind in (np.int64, np.int32, np.float32, np.bool_))
+
+
+class GPTDataset(Dataset):
+    """Sample i is sample i of Megatron's ``GPTDataset``, element by element, for the same options.
+
+    Fields, with S = ``sequence_length``:
+
+    - ``tokens`` (S,) int64; ``labels`` (S,) int64, the next tokens;
+    - ``loss_mask`` (S,) float32: 0 at pads, and where ``masks`` say so; else 1;
+    - ``position_ids`` (S,) int64;
+    - ``attention_mask`` (1, S, S) bool, or ``cu_seqlens`` (S + 1,) int32 and ``max_seqlen`` () int32: if ``masks`` ask.
+
+    The shuffles are those of the dataset itself: feed it with ``Order(kind="none")``. Its order depends on
+    ``num_samples``: a run that is made longer may get another one from its first sample on, which Megatron does not say
+    and `warn_if_extended_from` does. Headrace's own order (`WindowDataset`) has no such trap.
+
+    Nothing is written and no cache is needed. Opening costs the shuffles, 10 to 40 ns a sequence and epoch and 10 ns a
+    sample; 4.5 bytes a sequence and epoch and 4 a sample are kept, and 8 bytes a sequence for the lengths.
+
+    Args:
+        prefix: the pair of ``.bin`` and ``.idx`` without the suffix; or an open store, whose documents are taken as
+            the sequences (``headrace.open(prefix, documents="sequences")``).
+        sequence_length: S.
+        num_samples: how many are wanted at least; None for one epoch.
+        seed: of the shuffles, Megatron's ``random_seed``.
+        split: shares of training, validation and test, as ``"969,30,1"``.
+        split_part: which of them.
+        add_extra_token_to_sequence: samples are cut from S + 1 tokens; without, the last label of each is a pad.
+        drop_last_partial_validation_sequence: whether the rest of the validation part, shorter than S, is left out.
+        masks: masks and positions.
+        dialect: ``"core"``, ``"legacy"`` (Megatron-LM before it, with its borders of splits), ``"neox"``,
+            ``"aleph_alpha"``.
+
+    Raises:
+        ConfigError: an unknown option, or a split part without a sample.
+    """
+
+    def __init__(
+        self,
+        prefix: str | os.PathLike[str] | Store,
+        *,
+        sequence_length: int,
+        num_samples: int | None = None,
+        seed: int = 1234,
+        split: str = "1,0,0",
+        split_part: Literal["train", "valid", "test"] = "train",
+        add_extra_token_to_sequence: bool = True,
+        drop_last_partial_validation_sequence: bool = True,
+        masks: GPTMasks | None = None,
+        dialect: Literal["core", "legacy", "neox", "aleph_alpha"] = "core",
+    ) -> None:
+        if split_part not in SPLIT_PARTS:
+            raise ConfigError(f"split_part is {split_part!r}; allowed are {', '.join(map(repr, SPLIT_PARTS))}")
+        self.store = prefix if isinstance(prefix, Store) else open_store(prefix, documents="sequences")
+        self.masks = masks or GPTMasks()
+        self.split, self.split_part = split, split_part
+        era: Literal["core", "legacy"] = "core" if dialect == "core" else "legacy"
+        part = split_ranges(split, self.store.num_documents, era=era)[SPLIT_PARTS.index(split_part)]
+        if part is None:
+            raise ConfigError(f"the split {split!r} gives nothing to {split_part!r}")
+        self.sampling = GPTSampling(
+            sequence_length=sequence_length,
+            num_samples=num_samples,
+            seed=seed,
+            add_extra_token=add_extra_token_to_sequence,
+            drop_last_partial=drop_last_partial_validation_sequence or split_part != "valid",
+            dialect=dialect,
+        )
+        sizes = _sizes(self.store)[part[0] : part[1]]
+        self.order = order_samples(sizes, self.sampling, first_sequence=part[0])
+        if not self.order.num_samples:
+            raise ConfigError(
+                f"{self.store.path}: {split_part!r} of {split!r} is sequences {part[0]:,} to {part[1]:,} with "
+                f"{int(sizes.sum(dtype=np.int64)):,} tokens: not one sample of {sequence_length:,} tokens"
+            )
+
+    def __len__(self) -> int:
+        return self.order.num_samples
+
+    @property
+    def sequence_length(self) -> int:
+        """S, tokens of a sample."""
+        return self.sampling.sequence_length
+
+    @property
+    def document_index(self) -> NDArray[np.int32]:
+        """Megatron's array of the same name, made anew."""
+        return self._megatron("document_index")
+
+    @property
+    def sample_index(self) -> NDArray[np.int32 | np.int64]:
+        """Megatron's array of the same name, made anew."""
+        return self._megatron("sample_index")
+
+    @property
+    def shuffle_index(self) -> NDArray[np.uint32 | np.int64]:
+        """Megatron's array of the same name."""
+        return self._megatron("shuffle_index")
+
+    def _megatron(self, name: str) -> NDArray[Any]:
+        if not hasattr(self.order, name):
+            raise ConfigError(f"the dialect {self.sampling.dialect!r} has no {name}")
+        found: NDArray[Any] = getattr(self.order, name)
+        return found
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Name -> (shape, dtype)."""
+        size, masks = self.sequence_length, self.masks
+        fields: Fields = {"tokens": ((size,), _INT64), "labels": ((size,), _INT64), "loss_mask": ((size,), _FLOAT32)}
+        if masks.reset_position_ids or masks.inter_document_masking:
+            fields["position_ids"] = ((size,), _INT64)
+        if masks.create_attention_mask:
+            fields["attention_mask"] = ((1, size, size), _BOOL)
+        if masks.inter_document_masking:
+            fields |= {"cu_seqlens": ((size + 1,), _INT32), "max_seqlen": ((), _INT32)}
+        return fields
+
+    @property
+    def constants(self) -> Sample:
+        """The ``position_ids``, unless they restart."""
+        return {} if "position_ids" in self.fields else {"position_ids": np.arange(self.sequence_length)}
+
+    @property
+    def num_tokens_per_sample(self) -> float:
+        """S."""
+        return float(self.sequence_length)
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the bytes of the samples."""
+        return {
+            "kind": "gpt",
+            "store": self.store.fingerprint,
+            "num_sequences": self.store.num_documents,
+            "split": self.split,
+            "split_part": self.split_part,
+            "sampling": msgspec.to_builtins(self.sampling),
+            "masks": msgspec.to_builtins(self.masks),
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """128 bits in hex over ``recipe``."""
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
+
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """(n,) int64: the numbers of the samples themselves; Megatron's order knows no keys."""
+        return indices
+
+    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
+        """Read samples into ``rows`` of ``out``."""
+        if not len(addresses):
+            return
+        masks, size, extra = self.masks, self.sequence_length, int(self.sampling.add_extra_token)
+        pieces = self.order.locate(addresses)
+        text = self._text(pieces)
+        direct = isinstance(rows, slice)
+        # Views of the batch's rows where that is what they are: a sample is written once.
+        part = {name: out[name][rows] if direct else np.empty_like(out[name][rows]) for name in _ROWS}
+        tokens, labels, loss_mask = (part[name] for name in _ROWS)
+        tokens[:] = text[:, :size]
+        labels[:, : size - 1 + extra] = text[:, 1:]
+        if not extra:
+            labels[:, -1] = masks.pad
+        loss_mask[:] = 1
+        if masks.eod_mask_loss:
+            loss_mask[tokens == masks.eod] = 0
+        if masks.reset_position_ids and masks.eod is not None:
+            out["position_ids"][rows] = position_ids(tokens, masks.eod)
+        if masks.create_attention_mask:
+            out["attention_mask"][rows] = attention_mask(tokens, masks.eod if masks.reset_attention_mask else None)
+        if masks.inter_document_masking:
+            borders, positions = document_borders(pieces.offsets, pieces.lengths, size)
+            out["cu_seqlens"][rows], out["position_ids"][rows] = borders, positions
+            out["max_seqlen"][rows] = np.diff(borders, axis=1).max(axis=1)
+        if not extra or padded(text, masks.pad):
+            # The loss goes by the labels as they are; then what no embedding has a row for becomes token 0.
+            loss_mask[labels == masks.pad] = 0
+            tokens[tokens == masks.pad] = 0
+            labels[labels == masks.pad] = 0
+        if not direct:
+            for name, values in part.items():
+                out[name][rows] = values
+
+    def _text(self, pieces: SamplePieces) -> NDArray[Any]:
+        """(n, S or S + 1): the tokens of some samples, a partial one filled up with pads."""
+        width = self.sequence_length + int(self.sampling.add_extra_token)
+        begins = self.store.document_begins(pieces.sequences) + pieces.begins
+        joined = b"".join(self.store.buffers(begins, pieces.lengths))
+        stream = np.frombuffer(joined, dtype=self.store.dtypes[self.store.keys[0]])
+        counts = pieces.num_tokens
+        if len(stream) == width * len(counts):
+            return stream.reshape(len(counts), width)
+        text = np.full((len(counts), width), self.masks.pad, dtype=np.int64)
+        text[np.arange(width) < counts[:, None]] = stream
+        return text
+
+    def describe(self) -> str:
+        """One line."""
+        epochs = self.order.num_epochs
+        return (
+            f"{self.sampling.dialect} order of Megatron, seed {self.sampling.seed}: {self.split_part} of {self.split}, "
+            f"samples of {self.sequence_length:,} tokens from {epochs:,} {'epoch' if epochs == 1 else 'epochs'}"
+        )
+
+
+def _sizes(store: Store) -> NDArray[np.int32] | IntArray:
+    """(sequences,) the tokens of each, in 4 bytes where they fit, which they always do in Megatron's format."""
+    sizes = np.empty(store.num_documents, dtype=np.int32)
+    at = 0
+    for chunk in store.length_chunks(1 << 18):
+        if int(chunk.max()) > np.iinfo(np.int32).max:
+            return store.lengths
+        sizes[at : at + len(chunk)] = chunk
+        at += len(chunk)
+    return sizes

@@ -1,0 +1,158 @@
+"""Megatron's blends of `GPTDataset`: the datasets taken in turn by its greedy rule, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from operator import index
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import xxhash
+
+from headrace.datasets.dataset import Dataset, Fields, Sample, shown_fields
+from headrace.datasets.gpt import GPTDataset
+from headrace.errors import ConfigError
+from headrace.plan import IntArray, KeyArray
+from headrace.plan.megatron import (
+    blend_sizes,
+    build_blending_indices,
+    build_exhaustive_blending_indices,
+    check_draws,
+    normalised_weights,
+    parse_blend,
+)
+
+Era = Literal["core", "before_2025_02"]
+
+
+class GPTBlend(Dataset):
+    """Sample i is the one that Megatron's ``BlendedDataset`` has at i.
+
+    With ``weights`` and ``size`` the dataset furthest behind its weight is next, ``size`` times; without them each
+    sample of each dataset comes once, in proportion to their numbers. The order is fixed: feed it with
+    ``Order(kind="none")``. 10 bytes a sample are kept.
+
+    Headrace's `Blend` needs no table, keeps its shares at any length, and starts a source that is through anew.
+
+    Args:
+        datasets: of equal fields.
+        weights: one for each, positive; None for every sample once.
+        size: how many samples; with weights only.
+
+    Raises:
+        ConfigError: fields that differ, weights that are not positive, or a dataset with fewer samples than the blend
+            draws from it: before the run, where Megatron ends in the middle of it.
+    """
+
+    def __init__(
+        self, datasets: Sequence[Dataset], *, weights: Sequence[float] | None = None, size: int | None = None
+    ) -> None:
+        if not datasets or (weights is not None and len(weights) != len(datasets)):
+            raise ConfigError(f"{len(datasets)} datasets and {0 if weights is None else len(weights)} weights")
+        if (weights is None) != (size is None):
+            raise ConfigError("weights and size go together: without them every sample of every dataset comes once")
+        shown = [shown_fields(dataset) for dataset in datasets]
+        for other in shown[1:]:
+            if other != shown[0]:
+                raise ConfigError(f"the datasets of a blend have the same fields, found {shown[0]} and {other}")
+        self.datasets = tuple(datasets)
+        self.weights = None if weights is None else normalised_weights(weights)
+        lengths = [len(dataset) for dataset in datasets]
+        if self.weights is None:
+            self.dataset_index, self.dataset_sample_index = build_exhaustive_blending_indices(lengths)
+        else:
+            self.dataset_index, self.dataset_sample_index = build_blending_indices(self.weights, index(size or 0))
+            names = [one.store.path if isinstance(one, GPTDataset) else one.describe() for one in datasets]
+            check_draws(self.dataset_index, lengths, names)
+        if not len(self.dataset_index):
+            raise ConfigError("a blend of no samples: size is at least 1")
+
+    @classmethod
+    def of(
+        cls,
+        blend: str | Sequence[str],
+        *,
+        num_samples: int | None,
+        build: Callable[[str, int | None], Dataset],
+        era: Era = "core",
+    ) -> Dataset:
+        """What Megatron's builder makes of ``--data-path``, one dataset where there is but one prefix.
+
+        Args:
+            blend: ``"0.3 A 0.7 B"``, or prefixes alone, or a list of these words.
+            num_samples: how many are wanted; None for each sample once.
+            build: makes the dataset of a prefix with so many samples at least, None for one epoch.
+            era: how many each dataset is built for, which decides its order: since Megatron-LM of 2025-02, or before.
+
+        Raises:
+            ConfigError: the blend cannot be read, or as for the class.
+        """
+        prefixes, weights = parse_blend(blend)
+        if weights is None and len(prefixes) == 1:
+            return build(prefixes[0], num_samples)
+        if weights is None or num_samples is None:
+            datasets = [build(prefix, None) for prefix in prefixes]
+            if num_samples is None:
+                return cls(datasets)
+            lengths = [len(dataset) for dataset in datasets]
+            return cls(datasets, weights=lengths, size=min(num_samples, sum(lengths)))
+        # Megatron's builder normalises, and its blend once more; the last bit may decide.
+        shares = normalised_weights(weights)
+        sizes = blend_sizes(shares, num_samples, era=era)
+        datasets = [build(prefix, wanted) for prefix, wanted in zip(prefixes, sizes.num_samples, strict=True)]
+        return cls(datasets, weights=shares, size=sizes.size)
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    @property
+    def fields(self) -> Fields:
+        """Those of every dataset, and ``dataset_id`` () int16, the number of the dataset."""
+        return {**self.datasets[0].fields, "dataset_id": ((), np.dtype(np.int16))}
+
+    @property
+    def constants(self) -> Sample:
+        """Those of every dataset."""
+        return self.datasets[0].constants
+
+    @property
+    def num_tokens_per_sample(self) -> float:
+        """That of every dataset."""
+        return self.datasets[0].num_tokens_per_sample
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the bytes of the samples."""
+        return {
+            "kind": "gpt_blend",
+            "datasets": [dataset.recipe for dataset in self.datasets],
+            "weights": self.weights,
+            "num_samples": len(self),
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """128 bits in hex over ``recipe``."""
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
+
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """(n,) int64: the numbers of the samples themselves."""
+        return indices
+
+    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
+        """Read samples of several datasets into ``rows`` of ``out``."""
+        places = np.arange(len(next(iter(out.values()))))[rows] if isinstance(rows, slice) else rows
+        chosen = self.dataset_index[addresses]
+        out["dataset_id"][rows] = chosen
+        samples = self.dataset_sample_index[addresses]
+        for number in np.unique(chosen).tolist():
+            mine = chosen == number
+            dataset = self.datasets[number]
+            parts = {name: values for name, values in out.items() if name != "dataset_id"}
+            dataset.read_into(dataset.locate(samples[mine]), parts, places[mine])
+
+    def describe(self) -> str:
+        """One line."""
+        return f"Megatron's blend of {len(self.datasets):,} datasets: {self.datasets[0].describe()}, ..."

@@ -1,0 +1,205 @@
+"""Samples of `GPTDataset` against plain lists; megatron-core's own are in tests/interop."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import corpora
+from counts import cases
+from headrace import ConfigError, Loader, Order, Ranks, Reading, Run
+from headrace.datasets.gpt import GPTDataset
+from headrace.datasets.gpt_masks import GPTMasks, document_borders
+
+EOD = 1
+SIZES = [7, 0, 12, 1, 30, 3, 0, 9, 16, 2]
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sequences of the ids 0 to 5, so that the end of a document and the pad occur often."""
+    rng = np.random.default_rng(0)
+    place = tmp_path_factory.mktemp("gpt") / "corpus"
+    corpora.write(place, [rng.integers(0, 6, size).astype(np.uint16) for size in SIZES])
+    return place
+
+
+def sequences(dataset: GPTDataset) -> list[list[int]]:
+    return [dataset.store.document(int(number)).tolist() for number in dataset.document_index]
+
+
+def plain(dataset: GPTDataset, i: int) -> tuple[list[int], list[int]]:
+    """The S or S + 1 tokens of sample i, and the lengths of the sequences' parts in it."""
+    width = dataset.sequence_length + dataset.sampling.add_extra_token
+    begin = int(dataset.shuffle_index[i]) * dataset.sequence_length
+    numbered = [(token, number) for number, some in enumerate(sequences(dataset)) for token in some]
+    part = numbered[begin : begin + width]
+    return [token for token, _ in part], [len(list(some)) for _, some in itertools.groupby(n for _, n in part)]
+
+
+@st.composite
+def options(draw: st.DrawFn) -> dict[str, Any]:
+    extra = draw(st.booleans())
+    flags = {name: draw(st.booleans()) for name in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")}
+    masks = GPTMasks(
+        eod=EOD,
+        pad=draw(st.sampled_from([-1, 4])),
+        create_attention_mask=flags["reset_attention_mask"] or draw(st.booleans()),
+        **flags,
+    )
+    if draw(st.integers(0, 3)) == 0:
+        masks = GPTMasks(inter_document_masking=True)
+    return {
+        "sequence_length": draw(st.integers(1, 20)),
+        "num_samples": draw(st.sampled_from([None, 3, 17, 40])),
+        "seed": draw(st.integers(0, 9)),
+        "add_extra_token_to_sequence": extra,
+        "masks": masks,
+    }
+
+
+@settings(max_examples=cases(60, 1000), deadline=None)
+@given(options(), st.booleans())
+def test_samples_are_slices_of_the_shuffled_sequences(prefix: Path, some: dict[str, Any], valid: bool) -> None:
+    split = {"split": "0,1,0", "split_part": "valid", "drop_last_partial_validation_sequence": False} if valid else {}
+    dataset = GPTDataset(prefix, **some, **split)
+    masks, size = dataset.masks, dataset.sequence_length
+    assert len(dataset) >= (some["num_samples"] or 1)
+    for i in {
+        0,
+        len(dataset) // 2,
+        len(dataset) - 1,
+        *map(int, np.flatnonzero(dataset.shuffle_index == len(dataset) - 1)),
+    }:
+        text, parts = plain(dataset, i)
+        width = size + dataset.sampling.add_extra_token
+        assert len(text) == width or (valid and dataset.shuffle_index[i] == len(dataset) - 1)
+        text += [masks.pad] * (width - len(text))
+        tokens = text[:size]
+        labels = [*text[1:], masks.pad][:size]
+        begins = [0] * size
+        for column in range(1, size):
+            begins[column] = column if text[column - 1] == EOD else begins[column - 1]
+        item = dataset[i]
+        loss = [
+            0.0 if label == masks.pad or (masks.eod_mask_loss and token == EOD) else 1.0
+            for token, label in zip(tokens, labels, strict=True)
+        ]
+        assert item["loss_mask"].tolist() == loss
+        assert item["tokens"].tolist() == [0 if token == masks.pad else token for token in tokens]
+        assert item["labels"].tolist() == [0 if label == masks.pad else label for label in labels]
+        if masks.inter_document_masking:
+            borders = [0, *[border for border in itertools.accumulate(parts) if border < size]]
+            borders = borders if len(parts) > 1 else [0]
+            borders = [border for border in dict.fromkeys(borders) if border < sum(parts)]
+            assert item["cu_seqlens"].tolist() == borders + [size] * (size + 1 - len(borders))
+            ends = [*borders[1:], size]
+            assert item["position_ids"].tolist() == [
+                column - begin for begin, end in zip(borders, ends, strict=True) for column in range(begin, end)
+            ]
+            assert item["max_seqlen"] == max(end - begin for begin, end in zip(borders, ends, strict=True))
+            continue
+        expected = [column - begins[column] if masks.reset_position_ids else column for column in range(size)]
+        assert item["position_ids"].tolist() == expected
+        assert ("attention_mask" in item) == masks.create_attention_mask
+        if masks.create_attention_mask:
+            first = begins if masks.reset_attention_mask else [0] * size
+            hidden = [[not first[row] <= column <= row for column in range(size)] for row in range(size)]
+            assert item["attention_mask"].tolist() == [hidden]
+
+
+def test_borders_skip_what_has_no_token() -> None:
+    """Empty parts make no border, at the begin, in the middle and at the end; what is past S is cut."""
+    borders, positions = document_borders(np.array([0, 5, 6]), np.array([0, 2, 0, 3, 1, 6]), 5)
+    assert borders.tolist() == [[0, 2, 5, 5, 5, 5], [0, 5, 5, 5, 5, 5]]
+    assert positions.tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]]
+
+
+def test_a_run_feeds_them_in_megatrons_order_and_resumes(prefix: Path) -> None:
+    dataset = GPTDataset(prefix, sequence_length=6, num_samples=25)
+    run = Run(dataset, global_batch_size=4, order=Order(kind="none"), samples=24)
+    expected = [dataset[i]["tokens"].tolist() for i in range(24)]
+    seen: dict[int, list[int]] = {}
+    state = None
+    for world_size, micro, steps in ((1, 2, 3), (3, 1, 2), (2, 2, 9)):
+        loaders = [
+            Loader(run, micro_batch_size=micro, ranks=Ranks(rank, world_size), reading=Reading(num_threads=1))
+            for rank in range(world_size)
+        ]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            for batch in itertools.islice(loader, steps):
+                for position, tokens in zip(batch["sample_positions"].tolist(), batch["tokens"].tolist(), strict=True):
+                    assert position not in seen
+                    seen[position] = tokens
+        state = loaders[0].state_dict()
+    assert [seen[i] for i in range(24)] == expected
+
+
+def test_recipe_tells_every_option_apart(prefix: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {}, {"seed": 1}, {"num_samples": 9}, {"split": "2,1,1"}, {"add_extra_token_to_sequence": False},
+        {"masks": GPTMasks(pad=4)}, {"masks": GPTMasks(eod=1, eod_mask_loss=True)}, {"dialect": "neox"},
+        {"sequence_length": 5}, {"split": "1,1,0", "split_part": "valid"},
+    ]  # fmt: skip
+    prints = {GPTDataset(prefix, **{"sequence_length": 6, **change}).fingerprint for change in changes}
+    assert len(prints) == len(changes)
+    assert GPTDataset(prefix, sequence_length=6).fingerprint in prints
+
+
+def test_pickled_it_is_the_same(prefix: Path) -> None:
+    dataset = GPTDataset(prefix, sequence_length=6, num_samples=20)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.fingerprint == dataset.fingerprint
+    assert again[7]["tokens"].tolist() == dataset[7]["tokens"].tolist()
+
+
+def test_aleph_alpha_has_no_index_arrays(prefix: Path) -> None:
+    dataset = GPTDataset(prefix, sequence_length=4, num_samples=8, dialect="aleph_alpha")
+    assert dataset[0]["tokens"].shape == (4,)
+    with pytest.raises(ConfigError, match="'aleph_alpha' has no shuffle_index"):
+        _ = dataset.shuffle_index
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"split_part": "dev"}, "split_part is 'dev'; allowed are 'train', 'valid', 'test'"),
+        ({"split_part": "test"}, "gives nothing to 'test'"),
+        ({"split": "9999,1", "split_part": "valid"}, "not one sample of 6 tokens"),
+        ({"sequence_length": 80}, "with 80 tokens: not one sample of 80 tokens"),
+        ({"sequence_length": 0}, "sequence_length is 0"),
+    ],
+)
+def test_what_cannot_be_fed_is_refused(prefix: Path, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GPTDataset(prefix, **{"sequence_length": 6, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"eod_mask_loss": True}, "need the id of eod"),
+        ({"eod": 1, "reset_attention_mask": True}, "create_attention_mask=True"),
+        ({"eod": 1, "inter_document_masking": True, "reset_position_ids": True}, "borders and positions of its own"),
+    ],
+)
+def test_masks_that_do_not_go_together(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GPTMasks(**wrong)
+
+
+def test_one_line(prefix: Path) -> None:
+    dataset = GPTDataset(prefix, sequence_length=6, num_samples=20)
+    assert dataset.describe() == (
+        "core order of Megatron, seed 1234: train of 1,0,0, samples of 6 tokens from 2 epochs"
+    )
+    assert "\n" not in repr(dataset)
