@@ -11,6 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
+    "megatron_provider.py": ["train 400 samples, the first is [", "valid 40 samples", "test None"],
     "pack.py": ["packs of 256 tokens (best_fit)", "loss at first"],
     "blend.py": ["90.000 % code: blend, endless", "code/small: 360 of the first 1,600", "counts over the whole run: ["],
     "corpus.py": ["headrace-example-"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,11 +44,11 @@ def megatron() -> Any:
         return gpt_dataset, indexed_dataset, utils
 
 
-def write(indexed: Any, prefix: Path, rng: np.random.Generator) -> int:
+def write(indexed: Any, prefix: Path, rng: np.random.Generator, least: int = 3) -> int:
     """Documents of one to three sequences, some of them empty, of few different ids; returns the sequences."""
     builder = indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=rng.choice([np.uint16, np.int32]))
     count = 0
-    for _ in range(int(rng.integers(3, 40))):
+    for _ in range(int(rng.integers(least, least + 37))):
         lengths = rng.integers(0, 30, rng.integers(1, 4))
         builder.add_document(torch.from_numpy(rng.integers(0, 12, lengths.sum()).astype(np.int64)), lengths.tolist())
         count += len(lengths)
@@ -172,3 +174,53 @@ def test_blends(megatron: Any, tmp_path: Path, seed: int) -> None:
         assert int(mine["dataset_id"]) == int(expected["dataset_id"])
         for name in ("tokens", "labels", "loss_mask", "position_ids"):
             assert torch.equal(torch.from_numpy(mine[name]), expected[name])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("seed", range(cases(5, 50)))
+def test_the_drop_in_provider(megatron: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """examples/megatron_provider.py gives the three datasets that Megatron's builder gives, and its loader batches."""
+    gpt, indexed, _ = megatron
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    megatron_provider = importlib.import_module("megatron_provider")
+    rng = np.random.default_rng(seed)
+    prefixes = [str(tmp_path / name) for name in "ab"]
+    for prefix in prefixes:
+        write(indexed, Path(prefix), rng, least=40)
+    flags = {name: bool(rng.random() < 0.5) for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")}
+    wanted = [int(n) for n in rng.integers(1, 80, 2)] + [0]
+    config = gpt.GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=6,
+        blend=(prefixes, [0.6, 0.4]),
+        split="70,30",
+        path_to_cache=str(tmp_path / "cache"),
+        tokenizer=Tokenizer(),
+        create_attention_mask=True,
+        **flags,
+    )
+    config.mid_level_dataset_surplus = 0.005
+    theirs = BlendedMegatronDatasetBuilder(gpt.GPTDataset, [*wanted[:2], 1], lambda: True, config).build()
+    args = Namespace(
+        data_path=["0.6", prefixes[0], "0.4", prefixes[1]],
+        seq_length=6,
+        seed=seed,
+        split="70,30",
+        create_attention_mask_in_dataloader=True,
+        **flags,
+    )
+    ours = megatron_provider.provider(args, Tokenizer())(wanted)
+    assert ours[2] is None
+    assert theirs[2] is None
+    for mine, expected in zip(ours[:2], theirs[:2], strict=True):
+        assert len(mine) == len(expected)
+        batches = torch.utils.data.DataLoader(mine, batch_size=len(mine))
+        [batch] = list(batches)
+        for i in range(len(mine)):
+            for one in expected.datasets:
+                one.masks_and_position_ids_are_cached = False
+            for name, value in expected[i].items():
+                assert torch.equal(batch[name][i], torch.as_tensor(value)), name
