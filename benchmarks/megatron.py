@@ -1,0 +1,236 @@
+"""Megatron's order and files: Headrace beside megatron-core, in CPU seconds and peak memory.
+
+    python benchmarks/megatron.py [--documents 1_000_000,20_000_000] [--rounds 3]
+
+``first``: from nothing open to the first shuffled sample of 2,048 tokens, of one and of about three epochs; Megatron
+builds its indices in a new folder, as at a run's first start. ``native`` is Headrace's own order over the same file.
+``samples``: shuffled samples a CPU second, tokens, labels, masks and positions, without attention mask, each read when
+it is asked for, 8 at a time for Headrace as its loader does. ``blend``: which dataset each of a million samples is of.
+``write``: documents of 100 tokens added and finalised, the same calls of the same builder names.
+
+Documents are lognormal(6, 1.2) tokens; the ``.bin`` is sparse, so that no time goes into reading zeros from a disk.
+Each measurement is a process of its own, in turns; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+
+# This file has the name of the package that it measures.
+sys.path.remove(str(Path(__file__).resolve().parent))
+
+FIRST = ("megatron", "headrace", "native")
+EPOCHS = (1, 3)
+LENGTHS = (2048, 4096, 8192)
+BLENDS = (10, 100, 1000)
+WRITE = 200_000
+
+
+class Tokenizer:
+    """As much of one as megatron-core's GPTDataset asks for."""
+
+    vocab_size = 50_000
+    eod = 0
+    pad = 49_999
+    unique_identifiers = {"class": "none"}  # noqa: RUF012
+
+
+def write_corpus(prefix: Path, num_documents: int) -> int:
+    """A sparse ``.bin`` and its ``.idx``, in chunks; returns the tokens."""
+    rng = np.random.default_rng(0)
+    sizes = np.empty(num_documents, dtype="<i4")
+    for begin in range(0, num_documents, 1 << 20):
+        part = sizes[begin : begin + (1 << 20)]
+        part[:] = np.maximum(1, rng.lognormal(6, 1.2, len(part)))
+    ends = np.cumsum(sizes, dtype=np.int64)
+    with Path(f"{prefix}.idx").open("wb") as file:
+        header = b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + b"\x08"
+        file.write(header + num_documents.to_bytes(8, "little") + (num_documents + 1).to_bytes(8, "little"))
+        for array in (sizes, ((ends - sizes) * 2).astype("<i8"), np.arange(num_documents + 1, dtype="<i8")):
+            file.write(array.data)
+    with Path(f"{prefix}.bin").open("wb") as file:
+        file.truncate(int(ends[-1]) * 2)
+    return int(ends[-1])
+
+
+def megatron_dataset(prefix: str, size: int, wanted: int | None, cache: str) -> Any:
+    from megatron.core.datasets import gpt_dataset, indexed_dataset, utils
+
+    config = gpt_dataset.GPTDatasetConfig(
+        random_seed=1234,
+        sequence_length=size,
+        blend=([prefix], None),
+        split="1,0,0",
+        path_to_cache=cache,
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    low = indexed_dataset.IndexedDataset(prefix)
+    indices = np.arange(len(low), dtype=np.int32)
+    return gpt_dataset.GPTDataset(low, prefix, indices, wanted, utils.Split.train, config)
+
+
+def first(engine: str, prefix: str, epochs: int, folder: str) -> dict[str, Any]:
+    import headrace
+
+    # What is imported is not measured.
+    if engine == "megatron":
+        import megatron.core.datasets.gpt_dataset  # noqa: F401
+    for name in headrace.__all__:
+        if name not in ("Loader", "Ranks", "Reading"):
+            getattr(headrace, name)
+    tokens = Path(f"{prefix}.bin").stat().st_size // 2
+    wanted = None if epochs == 1 else int(tokens * (epochs - 0.5)) // 2048
+    before, begin = common.memory_bytes("VmRSS"), time.process_time()
+    if engine == "megatron":
+        dataset = megatron_dataset(prefix, 2048, wanted, str(Path(folder) / f"cache-{os.getpid()}"))
+        dataset[0]
+    elif engine == "headrace":
+        headrace.GPTDataset(prefix, sequence_length=2048, num_samples=wanted)[0]
+    else:
+        run = headrace.Run(headrace.WindowDataset(headrace.open(prefix), window_tokens=2048), global_batch_size=1)
+        run.step(0)
+    spent = time.process_time() - begin
+    return {"cpu_s": spent, "peak_mb": (common.memory_bytes("VmHWM") - before) / 1e6}
+
+
+def samples(engine: str, prefix: str, size: int, folder: str, seconds: float = 2.0) -> dict[str, Any]:
+    import headrace
+
+    dataset: Any = (
+        megatron_dataset(prefix, size, None, str(Path(folder) / "cache"))
+        if engine == "megatron"
+        else headrace.GPTDataset(prefix, sequence_length=size)
+    )
+    num, begin = 0, time.process_time()
+    while (spent := time.process_time() - begin) < seconds:
+        some = [i % len(dataset) for i in range(num, num + 8)]
+        if engine == "megatron":
+            for i in some:
+                dataset[i]
+        else:
+            dataset.read(np.array(some))
+        num += 8
+    return {"samples_per_cpu_s": num / spent}
+
+
+def blend(engine: str, num_datasets: int, size: int = 1_000_000) -> dict[str, Any]:
+    weights = np.arange(1, num_datasets + 1) / (num_datasets * (num_datasets + 1) / 2)
+    if engine == "megatron":
+        from megatron.core.datasets import helpers
+
+        build = helpers.build_blending_indices
+        index, numbers = np.zeros(size, np.int16), np.zeros(size, np.int64)
+        begin = time.process_time()
+        build(index, numbers, weights.tolist(), num_datasets, size, False)
+    else:
+        from headrace.plan.megatron import build_blending_indices
+
+        build_blending_indices(weights[:2] * 2, 1 << 16)  # loads the compiled kernel
+        begin = time.process_time()
+        build_blending_indices(weights, size)
+    return {"samples_per_cpu_s": size / (time.process_time() - begin)}
+
+
+def write(engine: str, folder: str) -> dict[str, Any]:
+    if engine == "megatron":
+        import torch
+        from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+        document: Any = torch.arange(100)
+    else:
+        from headrace import IndexedDatasetBuilder
+
+        document = np.arange(100)
+    place = Path(folder) / f"written-{os.getpid()}"
+    before, begin = common.memory_bytes("VmRSS"), time.process_time()
+    builder = IndexedDatasetBuilder(f"{place}.bin", dtype=np.uint16)
+    for _ in range(WRITE):
+        builder.add_document(document, [100])
+    builder.finalize(f"{place}.idx")
+    spent = time.process_time() - begin
+    return {"docs_per_cpu_s": WRITE / spent, "peak_mb": (common.memory_bytes("VmHWM") - before) / 1e6}
+
+
+def measure(what: str, engine: str, prefix: str, number: int, folder: str) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    if what == "first":
+        return first(engine, prefix, number, folder)
+    if what == "samples":
+        return samples(engine, prefix, number, folder)
+    return blend(engine, number) if what == "blend" else write(engine, folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", default="1_000_000,20_000_000")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        what, engine, prefix, number, folder = options.one
+        print(json.dumps(measure(what, engine, prefix, int(number), folder)))
+        return
+    rows: list[dict[str, Any]] = []
+
+    def compare(what: str, engines: tuple[str, ...], prefix: str, number: int, folder: str, **names: Any) -> None:
+        found: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
+        for _ in range(options.rounds):
+            for engine in engines:
+                found[engine].append(common.run_apart(__file__, what, engine, prefix, str(number), folder))
+        rows.extend({"what": what, **names, "engine": e, **common.medians(some)} for e, some in found.items())
+
+    both = FIRST[:2]
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        for number, documents in enumerate(int(text) for text in options.documents.split(",")):
+            prefix = str(Path(folder) / f"corpus-{documents}")
+            write_corpus(Path(prefix), documents)
+            for epochs in EPOCHS:
+                compare("first", FIRST, prefix, epochs, folder, of=f"{documents:,} documents, {epochs} epochs")
+            for size in LENGTHS if number == 0 else ():
+                compare("samples", both, prefix, size, folder, of=f"{size:,} tokens")
+        for num_datasets in BLENDS:
+            compare("blend", both, "", num_datasets, folder, of=f"{num_datasets:,} datasets")
+        compare("write", both, "", 0, folder, of=f"{WRITE:,} documents of 100 tokens")
+    names = dict.fromkeys(name for row in rows for name in row)
+    print(common.table([{name: row.get(name, "") for name in names} for row in rows]))
+    lines = claims(rows)
+    print("\n".join(lines))
+    common.save("megatron", {"options": vars(options), "rows": rows, "claims": lines})
+
+
+def claims(rows: list[dict[str, Any]]) -> list[str]:
+    by = {(row["what"], row["of"], row["engine"]): row for row in rows}
+    lines = []
+    for (what, of, engine), row in by.items():
+        if engine == "megatron":
+            continue
+        theirs = by[what, of, "megatron"]
+        if what == "first":
+            bar = 50 if engine == "native" else 2 if of.startswith("20,") else 0.95
+            lines.append(common.verdict(f"{of}: {engine}, times as fast", theirs["cpu_s"] / row["cpu_s"], bar))
+            share = row["peak_mb"] / theirs["peak_mb"]
+            lines.append(common.verdict(f"{of}: {engine}, share of the peak memory", share, 0.75, at_most=True))
+            continue
+        rate = "docs_per_cpu_s" if what == "write" else "samples_per_cpu_s"
+        bar = 4 if (what, of) == ("samples", "2,048 tokens") else 0.95
+        lines.append(common.verdict(f"{what}, {of}: times as fast", row[rate] / theirs[rate], bar))
+    return lines
+
+
+if __name__ == "__main__":
+    main()
