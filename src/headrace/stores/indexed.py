@@ -226,6 +226,7 @@ class IndexedStore(Store):
                     f"{index.path}: document indices may not decrease, nor pass {len(index.sizes)} sequences"
                 )
             sizes = index.sizes.read(low, high)
+            index.passed(low, high)
             if high - low == len(bounds) - 1 and bool((bounds[1:] - bounds[:-1] == 1).all()):
                 yield sizes
                 continue

@@ -20,6 +20,9 @@ CHUNK: Final = 1 << 16
 """Entries that one pass over an array has in memory at a time: they fit into the processor's cache."""
 
 
+_ENTRIES_HELD: Final = 1 << 22
+"""A pass over an array lets go of the mapped file each so many entries: some 50 MB."""
+
 _WINDOW: Final = 512
 """Entries that a search reads at once where the file is not mapped: 4 KiB."""
 
@@ -220,6 +223,14 @@ class Index:
     def _views(self, data: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
         # They die with the open file, as all that a reader keeps.
         return self.sizes.view(data), self.pointers.view(data)
+
+    def passed(self, begin: int, end: int) -> None:
+        """Told by a pass over all entries where it is: now and then the file is let go of, and opened again.
+
+        Pages of a mapping that were looked at count as this process's memory until then.
+        """
+        if begin // _ENTRIES_HELD != end // _ENTRIES_HELD:
+            self._reader.release(self.path)
 
     def documents_of(self, sequences: IntArray) -> IntArray:
         """(n,) int64: the document that each sequence belongs to."""

@@ -125,6 +125,7 @@ def examine(index: Index) -> Stream:
                 f"{index.path}: document {begin + at} begins with sequence {bounds[at]} and ends before sequence"
                 f" {bounds[at + 1]}; document indices may not decrease"
             )
+        index.passed(begin, begin + len(bounds))
     return ContiguousStream(index) if _is_contiguous(index) else ScatteredStream(index)
 
 
@@ -139,4 +140,5 @@ def _is_contiguous(index: Index) -> bool:
         if sizes.min() < 0 or not np.array_equal(index.pointers.read(begin, end), ends - sizes * itemsize):
             return False
         expected = int(ends[-1])
+        index.passed(begin, end)
     return True
