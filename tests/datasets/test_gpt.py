@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 import corpora
 from counts import cases
-from headrace import ConfigError, Loader, Order, Ranks, Reading, Run
+from headrace import ConfigError, Loader, Order, Ranks, Reading, Run, StateError
 from headrace.datasets.gpt import GPTDataset
 from headrace.datasets.gpt_masks import GPTMasks, document_borders
+from headrace.plan.megatron import ReorderWarning
 
 EOD = 1
 SIZES = [7, 0, 12, 1, 30, 3, 0, 9, 16, 2]
@@ -146,13 +147,37 @@ def test_a_run_feeds_them_in_megatrons_order_and_resumes(prefix: Path) -> None:
 
 def test_recipe_tells_every_option_apart(prefix: Path) -> None:
     changes: list[dict[str, Any]] = [
-        {}, {"seed": 1}, {"num_samples": 9}, {"split": "2,1,1"}, {"add_extra_token_to_sequence": False},
+        {}, {"seed": 1}, {"num_samples": 20}, {"split": "2,1,1"}, {"add_extra_token_to_sequence": False},
         {"masks": GPTMasks(pad=4)}, {"masks": GPTMasks(eod=1, eod_mask_loss=True)}, {"dialect": "neox"},
         {"sequence_length": 5}, {"split": "1,1,0", "split_part": "valid"},
     ]  # fmt: skip
     prints = {GPTDataset(prefix, **{"sequence_length": 6, **change}).fingerprint for change in changes}
     assert len(prints) == len(changes)
     assert GPTDataset(prefix, sequence_length=6).fingerprint in prints
+
+
+def test_a_longer_run_goes_on_only_in_the_same_order(prefix: Path) -> None:
+    """Within an epoch border a state goes on; across it Megatron's order is another one, and the state is refused."""
+
+    def run(num_samples: int) -> Run:
+        dataset = GPTDataset(prefix, sequence_length=6, num_samples=num_samples)
+        return Run(dataset, global_batch_size=2, order=Order(kind="none"), samples=num_samples)
+
+    short = GPTDataset(prefix, sequence_length=6, num_samples=20)
+    same = short.order.epochs.same_order
+    assert 20 in same
+    loader = Loader(run(20), micro_batch_size=2)
+    first = [row for batch in itertools.islice(loader, 4) for row in batch["tokens"].tolist()]
+    longer = Loader(run(same[-1]), micro_batch_size=2)
+    longer.load_state_dict(loader.state_dict())
+    rest = [row for batch in longer for row in batch["tokens"].tolist()]
+    whole = [row for batch in Loader(run(same[-1]), micro_batch_size=2) for row in batch["tokens"].tolist()]
+    assert first + rest == whole
+    beyond = Loader(run(same[-1] + 1), micro_batch_size=2)
+    with pytest.raises(StateError, match="separate_last_epoch: false here, true in the saved recipe"):
+        beyond.load_state_dict(loader.state_dict(), recipe=loader.run.recipe)
+    with pytest.warns(ReorderWarning):
+        beyond.run.datasets[0].order.warn_if_extended_from(20)  # type: ignore[attr-defined]
 
 
 def test_pickled_it_is_the_same(prefix: Path) -> None:

@@ -15,7 +15,7 @@ from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.datasets.gpt_masks import GPTMasks, attention_mask, document_borders, padded, position_ids
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
-from headrace.plan.megatron import GPTSampling, SamplePieces, order_samples, split_ranges
+from headrace.plan.megatron import GPTOrder, GPTSampling, SamplePieces, order_samples, split_ranges
 from headrace.stores import Store
 from headrace.stores import open as open_store
 
@@ -35,11 +35,12 @@ class GPTDataset(Dataset):
     - ``attention_mask`` (1, S, S) bool, or ``cu_seqlens`` (S + 1,) int32 and ``max_seqlen`` () int32: if ``masks`` ask.
 
     The shuffles are those of the dataset itself: feed it with ``Order(kind="none")``. Its order depends on
-    ``num_samples``: a run that is made longer may get another one from its first sample on, which Megatron does not say
-    and `warn_if_extended_from` does. Headrace's own order (`WindowDataset`) has no such trap.
+    ``num_samples``: a run that is made longer may get another one from its first sample on. Megatron goes on in it
+    without a word; here a state that was saved in another order is refused, and ``order.warn_if_extended_from`` warns.
+    Headrace's own order (`WindowDataset`) has no such trap.
 
     Nothing is written and no cache is needed. Opening costs the shuffles, 10 to 40 ns a sequence and epoch and 10 ns a
-    sample; 4.5 bytes a sequence and epoch and 4 a sample are kept, and 8 bytes a sequence for the lengths.
+    sample; 4.5 bytes a sequence and epoch and 4 a sample are kept, and 4 bytes a sequence for the lengths.
 
     Args:
         prefix: the pair of ``.bin`` and ``.idx`` without the suffix; or an open store, whose documents are taken as
@@ -152,14 +153,22 @@ class GPTDataset(Dataset):
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples."""
+        """What decides the bytes of the samples.
+
+        Not how many were wanted, but what that decides: a run may be made longer as far as the order stays the same,
+        and a saved state is refused, with the field named, where it does not.
+        """
+        sampling = msgspec.to_builtins(self.sampling)
+        del sampling["num_samples"]
+        if isinstance(self.order, GPTOrder):
+            sampling |= {"num_epochs": self.order.num_epochs, "separate_last_epoch": self.order.separate_last_epoch}
         return {
             "kind": "gpt",
             "store": self.store.fingerprint,
             "num_sequences": self.store.num_documents,
             "split": self.split,
             "split_part": self.split_part,
-            "sampling": msgspec.to_builtins(self.sampling),
+            "sampling": sampling,
             "masks": msgspec.to_builtins(self.masks),
         }
 
