@@ -224,3 +224,50 @@ def test_the_drop_in_provider(megatron: Any, tmp_path: Path, monkeypatch: pytest
                 one.masks_and_position_ids_are_cached = False
             for name, value in expected[i].items():
                 assert torch.equal(batch[name][i], torch.as_tensor(value)), name
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("seed", range(cases(5, 50)))
+def test_blends_per_split(megatron: Any, tmp_path: Path, seed: int) -> None:
+    """Each part with data of its own: one `GPTBlend` each, that gets all of it."""
+    gpt, indexed, _ = megatron
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+
+    rng = np.random.default_rng(seed)
+    prefixes = [str(tmp_path / name) for name in "abc"]
+    for prefix in prefixes:
+        write(indexed, Path(prefix), rng, least=20)
+    parts = [(prefixes[:2], [0.3, 0.7]), (prefixes[1:], None), (prefixes[:1], None)]
+    wanted = [int(n) for n in rng.integers(1, 80, 3)]
+    config = gpt.GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=6,
+        blend_per_split=parts,
+        split=None,
+        path_to_cache=str(tmp_path / "cache"),
+        tokenizer=NoPad(),
+        create_attention_mask=False,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    config.mid_level_dataset_surplus = 0.005
+    theirs = BlendedMegatronDatasetBuilder(gpt.GPTDataset, wanted, lambda: True, config).build()
+    for number, (names, weights) in enumerate(parts):
+
+        def build(prefix: str, num_samples: int | None, number: int = number) -> GPTDataset:
+            return GPTDataset(
+                prefix,
+                sequence_length=6,
+                num_samples=num_samples,
+                seed=seed,
+                split=["1,0,0", "0,1,0", "0,0,1"][number],
+                split_part=("train", "valid", "test")[number],
+            )
+
+        words = names if weights is None else [str(w) for pair in zip(weights, names, strict=True) for w in pair]
+        ours = GPTBlend.of(words, num_samples=wanted[number], build=build)
+        assert len(ours) == len(theirs[number])
+        for i in rng.integers(0, len(ours), 10).tolist():
+            assert torch.equal(torch.from_numpy(ours[i]["tokens"]), theirs[number][i]["tokens"])
