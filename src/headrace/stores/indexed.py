@@ -219,7 +219,12 @@ class IndexedStore(Store):
         """The lengths of all documents, from the sizes of their sequences; the ``.idx`` is let go of at the end."""
         index = self.index
         for first in range(0, self.num_documents, num_documents):
-            bounds = index.bounds.read(first, min(first + num_documents, self.num_documents) + 1)
+            end = min(first + num_documents, self.num_documents)
+            if index.arrays.bounds is None:  # each sequence is a document
+                yield index.sizes.read(first, end)
+                index.passed(first, end)
+                continue
+            bounds = index.bounds.read(first, end + 1)
             low, high = int(bounds[0]), int(bounds[-1])
             if int(np.diff(bounds).min()) < 0 or low < 0 or high > len(index.sizes):
                 raise StoreError(

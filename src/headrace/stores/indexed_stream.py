@@ -115,7 +115,8 @@ def examine(index: Index) -> Stream:
     Raises:
         StoreError: document indices that decrease, or a negative size.
     """
-    count = len(index.bounds)
+    # Where each sequence is a document there are no indices to look at.
+    count = len(index.bounds) if index.arrays.bounds is not None else 0
     for begin in range(0, count - 1, CHUNK):
         bounds = index.bounds.read(begin, min(begin + CHUNK + 1, count))
         falls = np.flatnonzero(bounds[1:] < bounds[:-1])
