@@ -1,11 +1,7 @@
 """A drop-in for Megatron's ``train_valid_test_datasets_provider``: its samples, without its start-up build and caches.
 
-In ``pretrain_gpt.py`` replace the function by
-
-    from megatron_provider import provider
-    train_valid_test_datasets_provider = provider(get_args(), get_tokenizer())
-
-All ranks build the same by themselves: no rank waits for another, and nothing is written.
+In ``pretrain_gpt.py``: ``train_valid_test_datasets_provider = provider(get_args(), get_tokenizer())``. All ranks build
+the same by themselves: none waits for another, and nothing is written.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ def provider(args: Any, tokenizer: Any) -> Callable[[Sequence[int]], tuple[Datas
 
         return headrace.GPTBlend.of(args.data_path, num_samples=num_samples, build=build) if share else None
 
-    shares = [*(float(share) for share in args.split.split(",")), 0, 0][:3]
+    shares = [*map(float, args.split.split(",")), 0, 0][:3]
     return lambda num_samples: tuple(map(part, ("train", "valid", "test"), shares, num_samples))
 
 
@@ -53,9 +49,8 @@ if __name__ == "__main__":
     folder = corpus.make()
     paths = ["0.7", f"{folder}/small/text_document", "0.3", f"{folder}/large/text_document"]
     flags = dict.fromkeys(("eod_mask_loss", "reset_position_ids", "reset_attention_mask"), False)
+    flags["create_attention_mask_in_dataloader"] = False
     options = Namespace(data_path=paths, seq_length=128, seed=1234, split="90,10", **flags)
-    options.create_attention_mask_in_dataloader = False
-    for name, dataset in zip(
-        ("train", "valid", "test"), provider(options, Namespace(eod=0))([400, 40, 0]), strict=True
-    ):
+    datasets = provider(options, Namespace(eod=0))([400, 40, 0])
+    for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):
         print(name, None if dataset is None else f"{len(dataset)} samples, the first is {dataset[0]['tokens'][:4]}")
