@@ -116,6 +116,32 @@ def test_samples_are_slices_of_the_shuffled_sequences(prefix: Path, some: dict[s
             assert item["attention_mask"].tolist() == [hidden]
 
 
+def test_each_part_has_its_own_sequences_and_only_validation_keeps_its_rest(tmp_path: Path) -> None:
+    """Every token of the corpus is another one, so that a sample tells where it is from."""
+    sizes = [9, 4, 11, 8, 8, 13]
+    corpora.write(tmp_path / "x", np.split(np.arange(sum(sizes), dtype=np.uint16), np.cumsum(sizes)[:-1]))
+    for number, part in enumerate(("train", "valid", "test")):
+        dataset = GPTDataset(
+            tmp_path / "x",
+            sequence_length=4,
+            split="1,1,1",
+            split_part=part,  # type: ignore[arg-type]
+            drop_last_partial_validation_sequence=False,
+            masks=GPTMasks(pad=-1),
+        )
+        mine = range(2 * number, 2 * number + 2)
+        assert sorted(dataset.document_index.tolist()) == list(mine)
+        begins = np.cumsum([0, *sizes])
+        tokens = range(int(begins[mine.start]), int(begins[mine.stop]))
+        assert len(dataset) == (-(-(len(tokens) - 1) // 4) if part == "valid" else (len(tokens) - 1) // 4)
+        together = dataset.read(np.arange(len(dataset)))
+        for i in range(len(dataset)):
+            item = dataset[i]
+            assert all(together[name][i].tolist() == values.tolist() for name, values in item.items())
+            assert set(item["labels"][item["loss_mask"] == 1].tolist()) <= set(tokens)
+        assert (together["loss_mask"] == 0).any() == (part == "valid")
+
+
 def test_borders_skip_what_has_no_token() -> None:
     """Empty parts make no border, at the begin, in the middle and at the end; what is past S is cut."""
     borders, positions = document_borders(np.array([0, 5, 6]), np.array([0, 2, 0, 3, 1, 6]), 5)

@@ -147,10 +147,10 @@ class GPTBlend(Dataset):
         chosen = self.dataset_index[addresses]
         out["dataset_id"][rows] = chosen
         samples = self.dataset_sample_index[addresses]
+        parts = {name: values for name, values in out.items() if name != "dataset_id"}
         for number in np.unique(chosen).tolist():
             mine = chosen == number
             dataset = self.datasets[number]
-            parts = {name: values for name, values in out.items() if name != "dataset_id"}
             dataset.read_into(dataset.locate(samples[mine]), parts, places[mine])
 
     def describe(self) -> str:

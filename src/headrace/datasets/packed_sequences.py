@@ -20,7 +20,7 @@ from headrace.datasets.pack_plans import StoreLengths, make_plan
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.packing import Packing, PackingLedger, PackItems
-from headrace.plan.segments import IGNORED_LABEL
+from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
 from headrace.stores import Store
 
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
@@ -285,8 +285,7 @@ class PackedSequenceDataset(Dataset):
 
 def with_segments(sample: Sample) -> Sample:
     """A packed sample with its ``seq_lens``, ``cu_seqlens`` and ``max_seqlen``."""
-    begins = np.flatnonzero(sample["position_ids"] == 0)
-    bounds = np.append(begins, len(sample["position_ids"])).astype(np.int32)
+    bounds = cu_seqlens(sample["position_ids"])
     lengths = np.diff(bounds)
     extra: dict[str, Any] = {"seq_lens": lengths, "cu_seqlens": bounds, "max_seqlen": int(lengths.max())}
     return {**sample, **extra}

@@ -3,7 +3,7 @@
     folder/<name>/<array>.npy ...     each as NumPy writes it
     folder/<name>/kept.json           appears last: dtype, shape and xxh3_128 of each array, and what the maker says
 
-The name is a hash of all that decides the content, so what is found under it is never out of date, and two processes
+The name is a hash of what decides the content, so that what is found under it is not out of date, and two processes
 that make it at the same time make the same. The folder appears as a whole, by one rename.
 """
 

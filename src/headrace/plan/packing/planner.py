@@ -25,8 +25,8 @@ Arrays = dict[str, NDArray[Any]]
 def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
     """Pack documents of these lengths: (num_documents,) integers, or a source of them.
 
-    Two passes over the lengths, and about 60 ns of CPU a document for ``best_fit``, 40 for ``greedy``, 10 for
-    ``wrapped``, up to 3 us for ``first_fit``. Takes at most 24 bytes of memory a document, less with a source that
+    Two passes over the lengths, and 30 to 50 ns of CPU a document for ``best_fit`` and ``greedy``, 15 for ``wrapped``,
+    up to 3 us for ``first_fit``. Takes at most 24 bytes of memory a document, less with a source that
     gives its lengths in chunks. Deterministic: the same on every machine.
 
     Raises:
@@ -156,7 +156,8 @@ def _wrapped(source: Lengths, survey: Survey, packing: Packing) -> PackPlan:
         part += begin
         lengths = chunk.astype(np.int64, copy=False)
         last_pack = (part - 1) // size
-        is_cut = (lengths > 0) & (part - lengths < last_pack * size)
+        # An empty document never begins before the pack of its end.
+        is_cut = part - lengths < last_pack * size
         cut += int(np.count_nonzero(is_cut))
         remainder += int((part - last_pack * size)[is_cut].sum())
         at += len(chunk)
