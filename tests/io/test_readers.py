@@ -59,3 +59,17 @@ def test_mapping_survives_eviction_under_a_view(tmp_path: Path) -> None:
         views.append(MmapReader(pool=pool).view(str(path)))
         path.unlink()
     assert [view[4999] for view in views] == list(range(20))
+
+
+def test_a_pass_copies_where_reads_are_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    mapped = MmapReader()
+    assert mapped.size(str(path)) == 10
+    passing = mapped.for_pass()
+    assert type(passing) is PreadReader
+    assert passing.for_pass() is passing
+    assert bytes(passing.read_ranges(str(path), np.array([2]), np.array([3]))) == b"234"
+    path.write_bytes(b"01234567890")
+    with pytest.raises(StoreError, match="changed while it was in use"):
+        mapped.for_pass().size(str(path))

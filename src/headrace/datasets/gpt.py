@@ -219,8 +219,7 @@ class GPTDataset(Dataset):
     def _text(self, pieces: SamplePieces) -> NDArray[Any]:
         """(n, S or S + 1): the tokens of some samples, a partial one filled up with pads."""
         width = self.sequence_length + int(self.sampling.add_extra_token)
-        begins = self.store.document_begins(pieces.sequences) + pieces.begins
-        joined = b"".join(self.store.buffers(begins, pieces.lengths))
+        joined = b"".join(self.store.document_buffers(pieces.sequences, pieces.begins, pieces.lengths))
         stream = np.frombuffer(joined, dtype=self.store.dtypes[self.store.keys[0]])
         counts = pieces.num_tokens
         if len(stream) == width * len(counts):
@@ -242,7 +241,7 @@ def _sizes(store: Store) -> NDArray[np.int32] | IntArray:
     """(sequences,) the tokens of each, in 4 bytes where they fit, which they always do in Megatron's format."""
     sizes = np.empty(store.num_documents, dtype=np.int32)
     at = 0
-    for chunk in store.length_chunks(1 << 18):
+    for chunk in store.length_chunks(1 << 15):
         if int(chunk.max()) > np.iinfo(np.int32).max:
             return store.lengths
         sizes[at : at + len(chunk)] = chunk

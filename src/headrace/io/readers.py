@@ -129,6 +129,10 @@ class Reader(ABC):
             file.kept[key] = value
             return value
 
+    def for_pass(self) -> Reader:
+        """A reader of the same files for one pass over all their bytes: this one, unless another is quicker at it."""
+        return self
+
     def release(self, path: str) -> None:
         """Let go of one file, after a pass that touched all of it; a later read opens it again."""
         self._pool.drop((self._number, path))
@@ -189,6 +193,12 @@ class MmapReader(Reader):
         """(size,) uint8: the mapping itself, no copy."""
         data = self._open(path).data
         return np.empty(0, np.uint8) if data is None else data
+
+    def for_pass(self) -> Reader:
+        """With ``preadv``: a page that is looked at once is dearer to map than to copy, and would count as memory."""
+        passing = PreadReader(pool=self._pool)
+        passing._seen |= self._seen
+        return passing
 
     def _take(self, fd: int, size: int) -> OpenFile:
         if size == 0:  # which mmap refuses

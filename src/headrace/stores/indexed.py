@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from headrace.errors import StoreError
 from headrace.io import Reader, reader
@@ -20,7 +21,7 @@ from headrace.stores.indexed_check import check_indexed
 from headrace.stores.indexed_dialects import AS_FOUND, IndexedOptions
 from headrace.stores.indexed_index import Index
 from headrace.stores.indexed_opening import open_index
-from headrace.stores.indexed_stream import ContiguousStream, Stream, examine
+from headrace.stores.indexed_stream import ContiguousStream, Stream, check_bounds, examine
 from headrace.stores.indexed_vouched import listed_dtype, listed_numbers, manifest_entry, numbers
 from headrace.stores.manifest_output import OutputShard
 from headrace.stores.mapped import tokens_at, windows
@@ -34,7 +35,7 @@ class IndexedStore(Store):
     """One shard in the layout of Megatron's ``IndexedDataset``. Opening it is O(1).
 
     A document is one or several sequences, or none. Pointers are honoured, never assumed to be contiguous: whether
-    they are is found by one pass over the ``.idx`` (about 3 ns a sequence) when the token *stream* is first used
+    they are is found by one pass over the ``.idx`` (2 to 3 ns a sequence) when the token *stream* is first used
     (`num_tokens`, `fetch`, `gather`, `find_documents`, `document_begins`), unless a ``headrace.json`` beside it
     vouches. Where they are not, prefix sums of 8 bytes a sequence are kept. `document` never needs the pass.
 
@@ -67,6 +68,7 @@ class IndexedStore(Store):
         self._bin = self.prefix + ".bin"
         self._vouched = vouched
         self._stream: Stream | None = None
+        self._bounds_unchecked = False
         self._bin_bytes = self._reader.size(self._bin)
         self.index = self._open_index(self._reader)
         self._dtype = self.index.dtype
@@ -215,14 +217,26 @@ class IndexedStore(Store):
         whole: TokenArray = self.fetch(0, stream.num_tokens, key)
         return whole
 
+    def document_buffers(self, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[memoryview]:
+        """Where each sequence is a document, straight from the mapped ``.bin`` through the pointers: no pass before."""
+        whole = None if self._shift else self._reader.kept(self._bin, "tokens", self._whole_tokens)
+        if whole is None or self.index.arrays.bounds is not None or self._stream is not None:
+            return super().document_buffers(documents, begins, lengths)
+        documents = positions(documents, self.num_documents, "documents")
+        offsets = self.index.pointers.take(documents)
+        firsts = offsets // self._dtype.itemsize + begins
+        if (offsets % self._dtype.itemsize).any() or (offsets < 0).any() or (firsts > len(whole) - lengths).any():
+            return super().document_buffers(documents, begins, lengths)
+        view = whole.data
+        return [view[begin:end] for begin, end in zip(firsts.tolist(), (firsts + lengths).tolist(), strict=True)]
+
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
-        """The lengths of all documents, from the sizes of their sequences; the ``.idx`` is let go of at the end."""
-        index = self.index
+        """The lengths of all documents, from the sizes of their sequences."""
+        index = self.index.for_pass()
         for first in range(0, self.num_documents, num_documents):
             end = min(first + num_documents, self.num_documents)
             if index.arrays.bounds is None:  # each sequence is a document
                 yield index.sizes.read(first, end)
-                index.passed(first, end)
                 continue
             bounds = index.bounds.read(first, end + 1)
             low, high = int(bounds[0]), int(bounds[-1])
@@ -231,24 +245,22 @@ class IndexedStore(Store):
                     f"{index.path}: document indices may not decrease, nor pass {len(index.sizes)} sequences"
                 )
             sizes = index.sizes.read(low, high)
-            index.passed(low, high)
             if high - low == len(bounds) - 1 and bool((bounds[1:] - bounds[:-1] == 1).all()):
                 yield sizes
                 continue
             ends = np.zeros(len(sizes) + 1, np.int64)
             np.cumsum(sizes, out=ends[1:])
             yield np.diff(ends[bounds - low])
-        self._reader.release(index.path)
 
     def find_documents(self, begins: IntArray) -> IntArray:
         """(n,) int64: the non-empty document that holds each token. About 3 us each where the ``.idx`` is mapped."""
-        stream = self._use_stream()
+        stream = self._use_documents()
         return self.index.documents_of(stream.sequences(positions(begins, stream.num_tokens, "begins")))
 
     def document_begins(self, documents: IntArray) -> IntArray:
         """(n,) int64: the token where each document begins; ``num_documents`` itself gives ``num_tokens``."""
         documents = positions(documents, self.num_documents + 1, "documents")
-        return self._use_stream().begins(self.index.bounds.take(documents))
+        return self._use_documents().begins(self.index.bounds.take(documents))
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Every rule of the format, every id, and every byte if a manifest beside the shard vouches for it."""
@@ -276,9 +288,20 @@ class IndexedStore(Store):
                 self._stream = ContiguousStream(self.index)
             else:
                 self._stream = examine(self.index)
-                # The pages that the pass went through would count as this process's memory for as long as it lives.
-                self._reader.release(self.index.path)
+                self._bounds_unchecked = True
         return self._stream
+
+    def _whole_tokens(self, data: NDArray[np.uint8]) -> TokenArray:
+        """The mapped ``.bin``, as far as it is whole tokens."""
+        return data[: len(data) - len(data) % self._dtype.itemsize].view(self._dtype)
+
+    def _use_documents(self) -> Stream:
+        """The stream, and document indices that are known to rise."""
+        stream = self._use_stream()
+        if self._bounds_unchecked:
+            check_bounds(self.index)
+            self._bounds_unchecked = False
+        return stream
 
     def _agrees(self, shard: OutputShard) -> bool:
         """Whether a manifest's entry has the numbers of the files. O(1)."""

@@ -16,12 +16,9 @@ from headrace.stores.arguments import read_only
 from headrace.stores.indexed_arrays import Arrays, Place
 from headrace.stores.types import IntArray
 
-CHUNK: Final = 1 << 16
-"""Entries that one pass over an array has in memory at a time: they fit into the processor's cache."""
-
-
-_ENTRIES_HELD: Final = 1 << 22
-"""A pass over an array lets go of the mapped file each so many entries: some 50 MB."""
+CHUNK: Final = 1 << 15
+"""Entries that one pass over an array has in memory at a time: they fit into the processor's cache, and are no more
+bytes than the allocator keeps at hand; twice as many take twice as long."""
 
 _WINDOW: Final = 512
 """Entries that a search reads at once where the file is not mapped: 4 KiB."""
@@ -76,7 +73,12 @@ class Column:
         """(end - begin,) int64: a copy of the entries ``begin`` to ``end``, which lie in the array."""
         mapped = self._reader.kept(self._path, self._array_key, self.view)
         found = self._from_file(begin, end) if mapped is None else mapped[begin:end]
-        return self._scaled(found.astype(np.int64))
+        return self._scaled(found.astype(np.int64, copy=mapped is not None))
+
+    def stored(self, begin: int, end: int) -> NDArray[Any]:
+        """(end - begin,) the same in the dtype of the file, not scaled."""
+        mapped = self._reader.kept(self._path, self._array_key, self.view)
+        return self._from_file(begin, end) if mapped is None else mapped[begin:end].copy()
 
     def take(self, at: IntArray) -> IntArray:
         """(n,) int64: the entries at these places, which lie in the array."""
@@ -195,6 +197,7 @@ class Index:
         self.path = path
         self.size = reader.size(path)
         self.arrays = arrays
+        self._bin_bytes = bin_bytes
         self.sizes = Column.at(reader, path, arrays.sizes)
         self.pointers = Column.at(reader, path, arrays.pointers)
         bounds, modes = arrays.bounds, arrays.modes
@@ -224,13 +227,9 @@ class Index:
         # They die with the open file, as all that a reader keeps.
         return self.sizes.view(data), self.pointers.view(data)
 
-    def passed(self, begin: int, end: int) -> None:
-        """Told by a pass over all entries where it is: now and then the file is let go of, and opened again.
-
-        Pages of a mapping that were looked at count as this process's memory until then.
-        """
-        if begin // _ENTRIES_HELD != end // _ENTRIES_HELD:
-            self._reader.release(self.path)
+    def for_pass(self) -> Index:
+        """The same index for one pass over all entries, through `Reader.for_pass`."""
+        return Index(self._reader.for_pass(), self.path, self.arrays, self._bin_bytes)
 
     def documents_of(self, sequences: IntArray) -> IntArray:
         """(n,) int64: the document that each sequence belongs to."""

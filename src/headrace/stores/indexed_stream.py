@@ -2,7 +2,7 @@
 
 In nearly every shard the sequences lie one after another: the place in the stream is the place in the file, divided
 by the size of a token. A filtered or reordered ``.idx`` over the same ``.bin`` is allowed too; then the stream jumps
-about in the file. Which of the two holds is found by looking at every pointer once (about 3 ns each), not assumed.
+about in the file. Which of the two holds is found by looking at every pointer once (2 to 3 ns each), not assumed.
 """
 
 from __future__ import annotations
@@ -110,36 +110,44 @@ class ScatteredStream(Stream):
 
 
 def examine(index: Index) -> Stream:
-    """Look at every entry of the ``.idx`` once, in chunks, and return the stream that it describes.
+    """Look at every size and pointer of the ``.idx`` once, in chunks, and return the stream that they describe.
 
     Raises:
-        StoreError: document indices that decrease, or a negative size.
+        StoreError: a negative size.
     """
-    # Where each sequence is a document there are no indices to look at.
-    count = len(index.bounds) if index.arrays.bounds is not None else 0
+    return ContiguousStream(index) if _is_contiguous(index.for_pass()) else ScatteredStream(index)
+
+
+def check_bounds(index: Index) -> None:
+    """Look at every document index once, in chunks.
+
+    Raises:
+        StoreError: document indices that decrease.
+    """
+    if index.arrays.bounds is None:  # each sequence is a document
+        return
+    index = index.for_pass()
+    count = len(index.bounds)
     for begin in range(0, count - 1, CHUNK):
         bounds = index.bounds.read(begin, min(begin + CHUNK + 1, count))
-        falls = np.flatnonzero(bounds[1:] < bounds[:-1])
-        if len(falls):
-            at = int(falls[0])
+        falls = bounds[1:] < bounds[:-1]
+        if falls.any():
+            at = int(falls.argmax())
             raise StoreError(
                 f"{index.path}: document {begin + at} begins with sequence {bounds[at]} and ends before sequence"
                 f" {bounds[at + 1]}; document indices may not decrease"
             )
-        index.passed(begin, begin + len(bounds))
-    return ContiguousStream(index) if _is_contiguous(index) else ScatteredStream(index)
 
 
 def _is_contiguous(index: Index) -> bool:
-    itemsize = index.dtype.itemsize
-    count = len(index.sizes)
+    itemsize, count = index.dtype.itemsize, len(index.sizes)
     expected = 0
     for begin in range(0, count, CHUNK):
         end = min(begin + CHUNK, count)
-        sizes = index.sizes.read(begin, end)
-        ends = np.cumsum(sizes) * itemsize + expected
-        if sizes.min() < 0 or not np.array_equal(index.pointers.read(begin, end), ends - sizes * itemsize):
+        sizes, pointers = index.sizes.stored(begin, end), index.pointers.read(begin, end)
+        # Cast once to compare: the sizes are int32, and times the bytes of a token they may not be.
+        steps = np.multiply(sizes[:-1], itemsize, dtype=np.int64)
+        if pointers[0] != expected or sizes.min() < 0 or not np.array_equal(pointers[1:] - pointers[:-1], steps):
             return False
-        expected = int(ends[-1])
-        index.passed(begin, end)
+        expected = int(pointers[-1]) + int(sizes[-1]) * itemsize
     return True

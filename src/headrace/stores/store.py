@@ -137,6 +137,14 @@ class Store(ABC):
         view = stream.data
         return [view[begin:end] for begin, end in zip(begins.tolist(), ends, strict=True)]
 
+    def document_buffers(self, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[memoryview]:
+        """Of each document its (lengths[i],) tokens from ``begins[i]`` on, as buffers; all (n,) int64.
+
+        Raises:
+            IndexError: no such document; a range that is not within the stream.
+        """
+        return self.buffers(self.document_begins(documents) + begins, lengths)
+
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
         """The lengths of all documents, int64, so many at a time: what ``lengths`` gives, in bounded memory."""
         for first in range(0, self.num_documents, num_documents):

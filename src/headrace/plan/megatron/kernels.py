@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.plan.keys import IntArray
+
+_INITIALIZED = "_already_initialized"
 
 
 @cache
@@ -36,7 +38,22 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any] | None:
         made: Callable[..., Any] = numba.njit(cache=True, **options)(kernel)
     except RuntimeError:
         made = numba.njit(**options)(kernel)
-    return made
+    extensions = importlib.import_module("numba.core.entrypoints")
+
+    @wraps(kernel)
+    def run(*arguments: Any) -> Any:
+        # Before its first kernel numba imports what other packages add to it (awkward and fsspec, where megatron-core
+        # is installed): half of all it takes to start, and of no use to loops over arrays of integers.
+        before = getattr(extensions, _INITIALIZED, None)
+        if before is not False:
+            return made(*arguments)
+        setattr(extensions, _INITIALIZED, True)
+        try:
+            return made(*arguments)
+        finally:
+            setattr(extensions, _INITIALIZED, before)
+
+    return run
 
 
 def is_loaded() -> bool:
