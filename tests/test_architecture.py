@@ -19,11 +19,13 @@ MAY_IMPORT = {
     "io": {"errors"},
     "stores": {"io", "errors"},
     "plan": {"errors"},
-    "prepare": {"stores", "plan", "io", "errors"},
-    "datasets": {"stores", "plan", "errors"},
+    "samples": {"plan", "errors"},
+    "prepare": {"stores", "samples", "plan", "io", "errors"},
+    "copying": {"stores", "plan", "io", "errors"},
+    "datasets": {"stores", "samples", "plan", "errors"},
     "loader": {"datasets", "plan", "io", "errors"},
-    "testing": {"loader", "datasets", "prepare", "stores", "plan", "io", "errors"},
-    "cli": {"loader", "datasets", "prepare", "stores", "plan", "io", "errors", "_version"},
+    "testing": {"loader", "datasets", "prepare", "copying", "stores", "samples", "plan", "io", "errors"},
+    "cli": {"loader", "datasets", "prepare", "copying", "stores", "samples", "plan", "io", "errors", "_version"},
 }
 WITHOUT_TORCH = set(MAY_IMPORT) - {"loader"}
 HEAVY = ["torch", "pyarrow", "h5py", "tokenizers", "numba", "pytest", "hypothesis"]

@@ -4,6 +4,7 @@
     +-- ConfigError           2   what was asked for is unknown, contradictory or impossible
     +-- InputError            3   an input record or file cannot be read
     +-- StoreError            4   a store is missing, malformed, truncated or not what its manifest says
+    |   +-- StaleCacheError       a cache was made of other data or with other options
     +-- StateError            5   a saved state and this run do not belong together
     +-- OutputError           6   the output cannot be written
     +-- WorkerError           7   a worker process ended before its work was done
@@ -36,6 +37,15 @@ class StoreError(HeadraceError):
     """A store is missing, malformed, truncated or not what its manifest says."""
 
     exit_code = 4
+
+
+class StaleCacheError(StoreError):
+    """A cache was made of other data or with other options: all ``problems``, file by file, and a likely ``cause``."""
+
+    def __init__(self, message: str, problems: tuple[object, ...] = (), cause: str = "") -> None:
+        super().__init__(message)
+        self.problems = problems
+        self.cause = cause
 
 
 class StateError(HeadraceError):

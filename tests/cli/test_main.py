@@ -40,7 +40,7 @@ def test_did_you_mean(run: Any, typed: str, meant: str) -> None:
 
 
 def test_a_name_like_no_command(run: Any) -> None:
-    assert "no such command 'xyz'; the commands are: check, info, prepare, where." in run("xyz").stderr
+    assert f"no such command 'xyz'; the commands are: {', '.join(COMMANDS)}." in run("xyz").stderr
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -54,7 +54,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.endswith("heavy: []\n")
 
 
-@pytest.mark.parametrize("command", ["info", "check", "prepare"])
+@pytest.mark.parametrize("command", ["info", "check", "prepare", "preview"])
 def test_no_command_imports_torch(command: str, prepared: Any, corpus: Any, tokenizer: Any, tmp_path: Any) -> None:
     arguments = [command, str(prepared)]
     if command == "prepare":

@@ -182,7 +182,7 @@ def test_standard_input(tokenizer: Path, tmp_path: Path) -> None:
 def test_the_three_forms(run: Any, corpus: Path, tmp_path: Path) -> None:
     result = run("prepare", corpus, "-o", tmp_path / "out")
     assert result.exit_code == 2
-    for form in ("--tokenizer is missing", "text (files, ", "--recipe FILE", "folder of .tar", "takes the first alone"):
+    for form in ("--tokenizer is missing", "text (files, ", "--recipe FILE", "folder of .tar", "takes the first two"):
         assert form in result.stderr
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/000.tar").touch()

@@ -151,6 +151,7 @@ def test_every_document(
             ],
             "texts": {"text": TEXTS[ordinal]},
             "note": "",
+            "copied_from": [],
         }
 
 

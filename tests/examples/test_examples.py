@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,17 +15,26 @@ SAYS = {
     "megatron_provider.py": ["train 400 samples, the first is [", "valid 40 samples", "test None"],
     "pack.py": ["packs of 256 tokens (best_fit)", "loss at first"],
     "blend.py": ["90.000 % code: blend, endless", "code/small: 360 of the first 1,600", "counts over the whole run: ["],
+    "chats.py": ["headrace-example-"],
     "corpus.py": ["headrace-example-"],
+    "dpo.py": ["of the layout preference", "loss at first 0.693", "margin of the chosen answer at first 0.0"],
+    "grpo_prompts.py": ["of the layout prompt", "'data_source': 'sums', 'ground_truth': '", "mean reward of the first"],
     "prepare_corpus.py": [
         "'bad': 1, 'duplicate': 3, 'filter:functions only': ",
         "line 20: malformed JSON",
         "document 2 is line ",
     ],
+    "sft_loop.py": ["of the layout messages", "ASCII string b.<|im_end|>'", "loss at first"],
+    "sft_trainer.py": ["of the layout messages", "loss at first"],
     "torch_dataset.py": ["windows of 64 tokens every 32", "batches"],
     "torchrun_ddp.py": ["rank 0 of 2: 30 micro-batches in 10 steps", "rank 1 of 2: 30 micro-batches in 10 steps"],
     "train_loop.py": ["before the stop: [", "loss at first"],
     "what_was_fed.py": ["step 340 is the positions 2720 to 2727", "epoch 0, sample"],
 }
+INTEROP = ["sft_trainer.py"]
+"""Examples with packages that only `make interop` has."""
+LEARNS = {"dpo.py": 0.5, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
+"""What the last loss may be at most of the first."""
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -44,7 +54,9 @@ def test_every_example_is_here_and_short() -> None:
         assert len(file.read_text().splitlines()) < 60, file
 
 
-@pytest.mark.parametrize("name", sorted(SAYS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.interop] * (name in INTEROP)) for name in sorted(SAYS)]
+)
 def test_example(name: str, tmp_path: Path) -> None:
     output = run(name, tmp_path)
     for said in SAYS[name]:
@@ -52,3 +64,6 @@ def test_example(name: str, tmp_path: Path) -> None:
     if name == "train_loop.py":
         before, after = (line.partition(": ")[2].strip() for line in output.splitlines()[:2])
         assert before == after, "a resumed run repeats the losses of the steps after its checkpoint"
+    if name in LEARNS:
+        first, last = (float(found) for found in re.findall(r"at (?:first|last) ([\d.]+)", output)[:2])
+        assert last < first * LEARNS[name], output

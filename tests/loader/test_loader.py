@@ -214,3 +214,27 @@ def test_bad_options_are_refused(run: Run, bad: dict[str, Any]) -> None:
 
 def test_repr(run: Run) -> None:
     assert repr(Loader(run, micro_batch_size=1)) == "<Loader: rank 0 of 1, step 0, <Run: 1 sources, endless>>"
+
+
+def test_starting_at_a_position_is_going_on_from_there(run: Run) -> None:
+    """Without a state, and on any ranks: what Megatron's ``consumed_samples`` says."""
+    whole = [
+        row for batch in itertools.islice(Loader(run, micro_batch_size=12), 9) for row in batch["input_ids"].tolist()
+    ]
+    loader = Loader(run, micro_batch_size=4)
+    outdated = iter(loader)
+    next(outdated)
+    loader.start_at(29)
+    assert (loader.position, loader.step) == (29, 2)
+    assert [row for batch in itertools.islice(loader, 3) for row in batch["input_ids"].tolist()] == whole[29:40]
+    with pytest.raises(StateError, match="outdated"):
+        next(outdated)
+    with pytest.raises(ConfigError, match="position -1 is outside this endless run"):
+        loader.start_at(-1)
+    ended = Loader(Run(run.data, global_batch_size=12, samples=50), micro_batch_size=4, restart=True)
+    ended.start_at(50)
+    assert list(ended) == []
+    assert next(iter(ended))["sample_positions"].tolist() == [0, 1, 2, 3], "restart: once at the position, then anew"
+    with pytest.raises(ConfigError, match="position 51 is outside this run of 50 samples"):
+        ended.start_at(51)
+    assert ended.position == 4, "nothing has changed"

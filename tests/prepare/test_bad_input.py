@@ -335,7 +335,9 @@ def test_a_lost_document_does_not_go_unseen(
         monkeypatch.setattr(
             StoreOutput,
             "add",
-            lambda self, rows: add(self, [(row[0][: row[1][:-1].sum()], row[1][:-1]) for row in rows]),
+            lambda self, rows, ordinals: add(
+                self, [(row[0][: row[1][:-1].sum()], row[1][:-1]) for row in rows], ordinals[:-1]
+            ),
         )
     else:
         deal = Buckets.add

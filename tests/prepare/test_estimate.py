@@ -19,6 +19,7 @@ from headrace.prepare import (
     RecordOptions,
     TextOptions,
     TokenOptions,
+    documents,
     estimate_text,
     prepare_text,
     sample,
@@ -298,14 +299,14 @@ def test_seconds_are_those_of_reading_and_encoding(
     monkeypatch.setattr(sample, "PLACE_BYTES", 8 << 10)
     clock = [0.0]
     monkeypatch.setattr(sample.time, "process_time", lambda: clock[0])
-    encode = sample.BlockEncoder.encode
+    encode = documents.BlockEncoder.encode
 
     def slow(self: Any, block: Any, number: int) -> Any:
         # What is loaded with the first text is loaded once in a run, however large that is.
         clock[0] += block.input_bytes / 1000 if clock[0] else 10**6
         return encode(self, block, number)
 
-    monkeypatch.setattr(sample.BlockEncoder, "encode", slow)
+    monkeypatch.setattr(documents.BlockEncoder, "encode", slow)
     estimate = estimate_text([path], tokenizer=kit.tokenizer, options=TextOptions(tokens=TRUTH, workers=1))
     expected = 1.2 * path.stat().st_size / 1000
     assert expected < estimate.seconds < expected + 60

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.errors import HeadraceError
-from headrace.prepare.ledger import Duplicates, RunLedger
+from headrace.prepare.ledger import LeftOut, RunLedger
 from headrace.prepare.piece import PieceInfo, SpanResult, TokenCounts
 from headrace.prepare.sources import SourceFile
 
@@ -30,9 +30,9 @@ INFO = PieceInfo(
 )
 
 
-def ledger_of(info: PieceInfo, duplicates: Duplicates | None = None) -> RunLedger:
+def ledger_of(info: PieceInfo, left_out: LeftOut | None = None) -> RunLedger:
     ledger = RunLedger([FILE])
-    ledger.add(info, duplicates or Duplicates())
+    ledger.add(info, [left_out] if left_out else [])
     return ledger
 
 
@@ -47,7 +47,7 @@ def test_books_that_balance() -> None:
 
 
 def test_duplicates_are_taken_off() -> None:
-    ledger = ledger_of(INFO, Duplicates(documents=2, empty=1, tokens=12))
+    ledger = ledger_of(INFO, LeftOut(documents=2, empty=1, tokens=12))
     balance = ledger.balance(num_documents=3, num_tokens=30, num_origins=3)
     assert list(balance.faults()) == []
     assert balance.documents.dropped == {"bad": 1, "duplicate": 2, "min_tokens": 2}
@@ -56,7 +56,7 @@ def test_duplicates_are_taken_off() -> None:
 
 def test_rows_are_counted_from_0() -> None:
     ledger = RunLedger([msgspec.structs.replace(FILE, format="parquet")])
-    ledger.add(INFO, Duplicates())
+    ledger.add(INFO)
     assert [(error.line, error.unit) for error in ledger.state.errors] == [(4, "row")]
 
 
@@ -95,6 +95,6 @@ def test_the_store_is_not_what_was_sent(wrong: dict[str, int]) -> None:
 
 def test_a_file_that_was_not_read_to_its_end() -> None:
     ledger = RunLedger([FILE, FILE])
-    ledger.add(INFO, Duplicates())
+    ledger.add(INFO)
     with pytest.raises(HeadraceError, match=r"its extent, and what was read: 100 and 0"):
         ledger.balance(num_documents=5, num_tokens=42, num_origins=5)

@@ -11,15 +11,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import headrace
+from headrace.errors import StoreError
+from headrace.prepare import shard_series
+from headrace.prepare.columns import DOMAIN, Column
 from headrace.prepare.store_output import OutputState, StoreOutput
 
 KEYS = ("text", "title")
 
 
 def open_output(folder: Path, layout: Any, shard_tokens: int | None, state: OutputState) -> StoreOutput:
-    return StoreOutput(
-        folder, layout=layout, keys=KEYS, dtype=np.dtype("uint16"), shard_tokens=shard_tokens, state=state
-    )
+    columns = [Column(key, "uint16") for key in KEYS]
+    return StoreOutput(folder, layout=layout, columns=columns, shard_tokens=shard_tokens, state=state)
 
 
 def rows_of(lengths: list[tuple[int, int]], first: int) -> list[tuple[Any, Any]]:
@@ -62,7 +64,7 @@ def test_shards(
                 output.add(rows_of(lengths[first : first + 1], first))
             output.suspend()
             output = open_output(folder, layout, shard_tokens, state)
-    shards = output.finish()
+    [shards] = output.finish()
     wanted: list[list[int]] = [[]]
     for index, pair in enumerate(lengths):
         size = sum(sum(lengths[one]) for one in wanted[-1])
@@ -76,3 +78,32 @@ def test_shards(
                 name = "tokens" if layout == "indexed" else KEYS[key]
                 found = [store.document(at, name).tolist() for at in range(len(store))]
             assert found == [[index] * lengths[index][key] for index in documents]
+
+
+@pytest.mark.parametrize("layout", ["indexed", "keyed", "hdf5"])
+def test_a_shard_of_a_layout_that_lists_its_documents_has_not_too_many(
+    tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_series, "MAX_DOCUMENTS", 4)
+    output = open_output(tmp_path, layout, 1000, OutputState())
+    output.add(rows_of([(1, 1)] * 3, 0))
+    state = output.checkpoint()
+    output.suspend()
+    output = open_output(tmp_path, layout, 1000, state)
+    output.add(rows_of([(1, 1)] * 7, 3))
+    [shards] = output.finish()
+    assert [written[0].num_documents for written in shards] == ([10] if layout == "indexed" else [4, 4, 2])
+
+
+def test_ordinals_that_the_disk_lost_are_not_made_up(tmp_path: Path) -> None:
+    columns = [Column("tokens", "uint16"), DOMAIN]
+    output = StoreOutput(tmp_path, layout="indexed", columns=columns, shard_tokens=None, state=OutputState())
+    ones = np.ones(4, np.int64)
+    rows = [(np.arange(4, dtype=np.uint16), ones), (np.array([0, 1, 1, 0], np.int32), ones)]
+    output.add(rows, np.arange(4))
+    state = output.checkpoint()
+    assert np.concatenate(list(output.ordinals())).tolist() == [0, 3, 1, 2]
+    output.suspend()
+    (tmp_path / "domain_0001" / "ordinals").write_bytes(bytes(8))
+    with pytest.raises(StoreError, match=r"ordinals: has 8 bytes, 16 were written.*--restart"):
+        StoreOutput(tmp_path, layout="indexed", columns=columns, shard_tokens=None, state=state)

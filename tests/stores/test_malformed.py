@@ -142,7 +142,7 @@ def test_a_fault_between_the_ends_is_found_in_use(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"document 1 goes from sequence 2 to 1 of 3"):
         store.document(1)
     with pytest.raises(StoreError, match=r"document 1 begins with sequence 2 and ends before sequence 1"):
-        store.num_tokens  # noqa: B018
+        store.find_documents(np.array([0]))
     write_raw(tmp_path / "y", "uint16", [2, -1, 2], [0, 4, 8], [0, 1, 2, 3], bytes(12))
     with pytest.raises(StoreError, match=r"sequence 1 has -1 tokens"):
         stores.open(tmp_path / "y").num_tokens  # noqa: B018

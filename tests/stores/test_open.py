@@ -12,7 +12,7 @@ import pytest
 import headrace.stores as stores
 import made
 from headrace.errors import ConfigError, StoreError
-from headrace.stores import IndexedStore, KeyedStore, ShardedStore
+from headrace.stores import CombinedStore, IndexedStore, KeyedStore, ShardedStore
 from headrace.testing.indexed import vouch_for, write_raw, write_shard
 from headrace.testing.keyed import write_keyed
 from headrace.testing.strategies import numbered_documents
@@ -198,13 +198,15 @@ class TestKeyed:
 
 
 class TestSeveralKeys:
-    def test_a_key_must_be_chosen(self, tmp_path: Path) -> None:
+    def test_all_of_them_or_one(self, tmp_path: Path) -> None:
         folder = made.two_keys(tmp_path / "store", "indexed")
-        with pytest.raises(
-            StoreError,
-            match=r"several keys, .* key='title' \(title_document_00000, \.\.\.\), key='body' \(body_document_00000",
-        ):
-            stores.open(folder)
+        store = stores.open(folder)
+        assert isinstance(store, CombinedStore)
+        assert (store.path, store.keys) == (str(folder), ("title", "body"))
+        assert {key: len(values) for key, values in store.document(2, ["title", "body"]).items()} == {
+            "title": 2,
+            "body": 0,
+        }
         assert stores.open(folder, key="title").lengths.tolist() == [1, 0, 2]
         assert stores.open(folder, key="body").lengths.tolist() == [4, 6, 0]
         with pytest.raises(ConfigError, match="no key 'text'; its keys are 'title', 'body'"):

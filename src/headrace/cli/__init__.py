@@ -1,11 +1,20 @@
 """The command line: one file a command, each imported when it is used.
 
     headrace prepare INPUT... --output DIR --tokenizer PATH     text -> tokens on disk
+    headrace prepare --recipe FILE --output DIR                 records -> samples for fine-tuning and more
     headrace info PATH                                          what a store holds
     headrace check PATH                                         whether it is whole
+    headrace preview PATH                                       its documents as text, and what of them is trained
+    headrace render RECIPE --record N                           what a recipe makes of one record, step by step
+    headrace merge SRC... --output DIR                          several stores -> one
+    headrace convert SRC DST --format NAME                      a store in another format, dtype or other shards
+    headrace split SRC DST --split 969,30,1                     a store -> several, by shares or in equal parts
     headrace where PATH DOC...                                  which line of which input a document comes from
+    headrace export-cache DATA... --num-samples N               the index caches that Megatron looks for
+    headrace check-cache PATH                                   whether Megatron's index caches are of these data
 
-`command` holds what all share: errors and exit codes, ``--json``; `figures` writes numbers; `progress` the moving line.
+`command` holds what all share: errors and exit codes, ``--json``; `figures` writes numbers; `progress` the moving line;
+`views` is what `preview` and `render` draw.
 This room may import every other; at import it loads click alone.
 """
 
@@ -20,8 +29,15 @@ from headrace._version import __version__
 
 COMMANDS = {
     "check": "headrace.cli.check",
+    "check-cache": "headrace.cli.check_cache",
+    "convert": "headrace.cli.convert",
+    "export-cache": "headrace.cli.export_cache",
     "info": "headrace.cli.info",
+    "merge": "headrace.cli.merge",
     "prepare": "headrace.cli.prepare",
+    "preview": "headrace.cli.preview",
+    "render": "headrace.cli.render",
+    "split": "headrace.cli.split",
     "where": "headrace.cli.where",
 }
 

@@ -111,8 +111,9 @@ def _is_there(path: str) -> bool:
     place = Path(path)
     if place.is_dir():
         names = (MANIFEST_NAME, META_NAME)
-        return any(file.name in names or file.suffix in (".bin", ".idx") for file in place.iterdir()) or any(
-            place.rglob(META_NAME)
+        suffixes = (".bin", ".idx", ".jsonl")
+        return any(file.name in names or file.suffix in suffixes for file in place.iterdir()) or any(
+            file for pattern in (META_NAME, "*.h5", "*.hdf5") for file in place.rglob(pattern)
         )
     return place.is_file() or Path(path + ".bin").exists() or Path(path + ".idx").exists()
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.stores import (
-    MANIFEST_NAME,
     BackendInfo,
     IndexedOptions,
     InputFile,
@@ -22,11 +20,10 @@ from headrace.stores import (
     ShuffledOrder,
     Store,
     TokenizerInfo,
-    load_manifest,
     open_keys,
 )
 from headrace.stores.indexed_dialects import AS_FOUND
-from headrace.stores.manifest_output import META_NAME
+from headrace.stores.manifest_found import find_manifest as find_listing
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +87,7 @@ def describe(path: str, options: IndexedOptions = AS_FOUND) -> Description:
     """
     with contextlib.ExitStack() as stack:
         stores = {key: stack.enter_context(store) for key, store in opened_keys(path, options).items()}
-        keys = tuple(_describe_key(key, store) for key, store in stores.items())
+        keys = tuple(describe_key(key, store) for key, store in stores.items())
         shards = [shard for store in stores.values() for shard in shards_of(store)]
         files = {file for store in stores.values() for file in store.files}
         manifest = find_manifest(path)
@@ -122,17 +119,8 @@ def find_manifest(path: str | os.PathLike[str]) -> Manifest | None:
     Raises:
         StoreError: there is one, but it is damaged.
     """
-    place = Path(path)
-    if place.is_dir() and (place / MANIFEST_NAME).exists():
-        return load_manifest(place)
-    if place.name == META_NAME:
-        place = place.parent
-    if not (place.parent / MANIFEST_NAME).exists():
-        return None
-    manifest = load_manifest(place.parent)
-    prefix = place.name[:-4] if place.name.endswith((".bin", ".idx")) else place.name
-    entry = manifest.shard(prefix)
-    return manifest if entry is not None and (entry.format == "keyed") == place.is_dir() else None
+    found = find_listing(path)
+    return None if found is None else found[1]
 
 
 def shards_of(store: Store) -> tuple[Store, ...]:
@@ -140,7 +128,8 @@ def shards_of(store: Store) -> tuple[Store, ...]:
     return store.shards if isinstance(store, ShardedStore) else (store,)
 
 
-def _describe_key(key: str, store: Store) -> KeyDescription:
+def describe_key(key: str, store: Store) -> KeyDescription:
+    """One key, of a store whose main key it is."""
     lengths, counts = _merge([np.unique(shard.lengths, return_counts=True) for shard in shards_of(store)])
     num_documents = int(counts.sum())
     return KeyDescription(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from headrace.prepare.sources.formats import counted_from, format_of, record_nou
 from headrace.stores import Manifest
 
 if TYPE_CHECKING:
-    from headrace.prepare.sources import RecordSpec, SourceFile
+    from headrace.prepare.sources import Block, RecordSpec, SourceFile
 
 FREE_BYTES = 256 << 20
 """A file up to this size is read without being asked to."""
@@ -73,18 +74,20 @@ class InputTexts:
         from headrace.prepare.sources import RecordSpec, find_inputs
 
         options = _records(self._manifest)
+        fields = tuple(options.get("fields", ("text",)))
+        # A recipe reads whole records.
         spec = RecordSpec(
-            fields=tuple(options.get("fields", ("text",))), sample_by=options.get("sample_by", "document")
+            fields=fields, sample_by=options.get("sample_by", "document"), whole=not fields, lists=not fields
         )
         [source] = find_inputs([self._manifest.inputs[file].path], spec=spec)
         for line, texts in read_records(source, spec, lines, _records(self._manifest).get("max_record_bytes")):
-            self._found[file, line] = dict(zip(spec.fields, texts, strict=True))
+            self._found[file, line] = dict(zip(fields or ("record",), texts, strict=True))
 
 
 def read_records(
     source: SourceFile, spec: RecordSpec, lines: list[int], max_record_bytes: int | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Line and texts of the records on these lines (ascending), those that can be read."""
+    """Line and texts of the records on these lines (ascending), those that can be read; of whole ones their JSON."""
     from headrace.prepare.sources import Span, open_span
     from headrace.prepare.sources.lines import MAX_LINE_BYTES
 
@@ -94,16 +97,22 @@ def read_records(
             # The line that begins at this byte, and no other.
             for block in open_span(source, Span(0, offset, offset + 1), spec, max_record_bytes=limit).blocks():
                 if len(block.lines):
-                    yield line, [texts[0] for texts in block.texts]
+                    yield line, _texts_of(block, 0)
         return
     wanted = set(lines)
     for block in open_span(source, Span(0, 0, source.extent), spec, max_record_bytes=limit).blocks():
         for index, line in enumerate(block.lines.tolist()):
             if line in wanted:
-                yield line, [texts[index] for texts in block.texts]
+                yield line, _texts_of(block, index)
                 wanted.remove(line)
         if not wanted:
             return
+
+
+def _texts_of(block: Block, index: int) -> list[str]:
+    if block.texts or block.records is None:
+        return [texts[index] for texts in block.texts]
+    return [json.dumps(block.records[index], ensure_ascii=False, default=str)]
 
 
 def _offsets(path: Path, lines: list[int]) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from headrace.cli.input_text import InputTexts, describe_input
+from headrace.copying.ranges import is_copy
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, OutputShard, Provenance, load_manifest
 from headrace.stores.open import open_keys
@@ -24,6 +25,13 @@ class ShardPart(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class StoredAt(msgspec.Struct, frozen=True, kw_only=True):
+    """A document of a store: the path as a run was given it, and its number from 0."""
+
+    path: str
+    document: int
+
+
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """All that ``headrace where`` says of a document."""
 
@@ -34,11 +42,12 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """As the run was given it."""
 
     unit: str
-    """What is counted in the input: ``line``, ``row``, ``paragraph`` or ``document``."""
+    """What is counted in the input: ``line``, ``row``, ``paragraph`` or ``document``; or ``stored document`` where the
+    way ends at a store."""
 
     number: int
     counted_from: int
-    """0 for rows, else 1."""
+    """0 for rows and stored documents, else 1."""
 
     id: str | None
     shards: tuple[ShardPart, ...]
@@ -48,12 +57,15 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     note: str
     """Why no text is shown."""
 
+    copied_from: tuple[StoredAt, ...] = ()
+    """Of a copy: the stores that the document was copied through, the last copy first."""
+
 
 def find_origins(path: str, documents: Sequence[int], *, read_all: bool) -> list[Origin]:
     """Where documents come from, in the order asked for.
 
     Args:
-        path: a prepared folder, or the prefix of a shard in one.
+        path: a prepared folder, a copy of one, or the prefix of a shard in one.
         documents: numbers in the store, or in the shard.
         read_all: read texts also where that means to read much of a large file.
 
@@ -62,7 +74,8 @@ def find_origins(path: str, documents: Sequence[int], *, read_all: bool) -> list
         ConfigError: a document that is not there.
     """
     folder, manifest, shard = _find_store(path)
-    if not manifest.provenance:
+    domain = manifest.options.get("domain") if (folder.parent / MANIFEST_NAME).exists() else None
+    if not manifest.provenance and not is_copy(manifest) and domain is None:
         raise StoreError(
             f"{path}: the store does not keep where its documents come from: {MANIFEST_NAME} lists no files of "
             f"{PROVENANCE_NAME}/"
@@ -77,6 +90,22 @@ def find_origins(path: str, documents: Sequence[int], *, read_all: bool) -> list
         if not 0 <= document < end - begin:
             raise ConfigError(f"{path} has no document {document}; it has {end - begin:,}, counted from 0")
     chosen = np.array(documents, np.int64) + begin
+    if domain is not None:  # a part of a store, which keeps for all of them where its documents come from
+        whole = (chosen + int(domain["first_document"])).tolist()
+        origins = find_origins(str(folder.parent), whole, read_all=read_all)
+        return [
+            msgspec.structs.replace(origin, document=number)
+            for origin, number in zip(origins, chosen.tolist(), strict=True)
+        ]
+    if not manifest.provenance:
+        from headrace.cli.copied_origin import copied_origins
+
+        return copied_origins(
+            manifest,
+            chosen.tolist(),
+            _parts(folder, series, chosen.tolist()),
+            lambda source, numbers: find_origins(source, numbers, read_all=read_all),
+        )
     provenance = Provenance(folder / PROVENANCE_NAME)
     if provenance.num_documents != sum(entry.documents for entry in next(iter(series.values()))):
         raise StoreError(

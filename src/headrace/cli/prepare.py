@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from headrace.cli.command import Command, json_option, print_json
 from headrace.cli.prepare_report import Speed, estimate_lines, result, summary
@@ -13,11 +15,13 @@ from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.prepare import TextOptions, TextProgress
+    from headrace.prepare import Estimate, TextOptions, TextProgress
+    from headrace.stores import Manifest
 
 FORMS = (
     "prepare has three forms: text (files, folders or globs, with --tokenizer PATH), a recipe (--recipe FILE), "
-    "and a folder of .tar shards, which is indexed in place. This version takes the first alone: add --tokenizer PATH."
+    "and a folder of .tar shards, which is indexed in place. This version takes the first two: add --tokenizer PATH or "
+    "--recipe FILE."
 )
 CONTINUED = ("continuing", "the run was complete")
 """How notices begin that say that an earlier run did a part of the work."""
@@ -26,6 +30,7 @@ CONTINUED = ("continuing", "the run was complete")
 @click.command(cls=Command, name="prepare", short_help="Tokenise text into a store.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--output", "-o", metavar="DIR", help="Folder for the result; new or empty.")
+@click.option("--recipe", metavar="FILE", help="Make samples as a recipe says, of YAML or JSON; see docs/recipes.md.")
 @click.option("--tokenizer", metavar="PATH", help="A tokenizer.json, or a folder that holds one.")
 @click.option(
     "--field",
@@ -61,7 +66,10 @@ CONTINUED = ("continuing", "the run was complete")
     help="Library that encodes; by default the fastest that is installed and proved equal to tokenizers.",
 )
 @click.option(
-    "--format", type=click.Choice(["indexed", "keyed"]), default="indexed", help=".bin and .idx, or .bin and meta.json."
+    "--format",
+    type=click.Choice(["indexed", "keyed", "hdf5"]),
+    default="indexed",
+    help=".bin and .idx, or .bin and meta.json; for recipes also .h5.",
 )
 @click.option("--shard-tokens", metavar="N", type=int, help="Most tokens a shard; by default 2^30.")
 @click.option("--single", is_flag=True, help="Write one shard, whatever its size.")
@@ -86,24 +94,19 @@ CONTINUED = ("continuing", "the run was complete")
 @click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor notes nor summary.")
 @json_option
 def command(
-    inputs: tuple[str, ...], output: str | None, tokenizer: str | None, dry_run: bool, quiet: bool, as_json: bool,
-    **given: Any,
+    inputs: tuple[str, ...], output: str | None, recipe: str | None, tokenizer: str | None, dry_run: bool, quiet: bool,
+    as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Tokenise text into shards in DIR, as Megatron reads them.
+    """Tokenise text into shards in DIR, as Megatron reads them; or make samples of records, as a recipe says.
 
     INPUT is a file, a folder (searched at any depth), a glob, a brace pattern, or - for standard input. Files are
-    .jsonl, also .gz and .zst, .parquet, .arrow and .txt. The result does not depend on the number of workers, and
-    appears whole or not at all. A run that was ended in any way is continued by the same command.
+    .jsonl, also .gz and .zst, .parquet, .arrow and .txt. A recipe names its own, unless INPUT does. The result does not
+    depend on the number of workers, and appears whole or not at all. A run that was ended in any way is continued by
+    the same command.
     """
-    if tokenizer is None:
-        raise ConfigError(_missing_tokenizer(inputs))
-    if not inputs:
-        raise ConfigError("no INPUT: name at least one file, folder or glob")
-    options = _options(given)
+    work = _text_work(inputs, tokenizer, given) if recipe is None else _recipe_work(recipe, inputs, tokenizer, given)
     if dry_run:
-        from headrace.prepare import estimate_text
-
-        estimate = estimate_text(inputs, tokenizer=tokenizer, options=options)
+        estimate = work.estimate()
         if as_json:
             import msgspec
 
@@ -113,8 +116,6 @@ def command(
         return
     if output is None:
         raise ConfigError("--output DIR is missing: the folder for the result")
-    from headrace.prepare import prepare_text
-
     speed = Speed()
     is_whole = True
     with ProgressLine(quiet=quiet) as line:
@@ -131,14 +132,59 @@ def command(
                 line.clear()
                 click.echo(f"note: {message}", err=True)
 
-        manifest = prepare_text(
-            inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=notice
-        )
+        manifest = work.prepare(output, show, notice)
         elapsed_s = line.elapsed_s
     if as_json:
         print_json(result(manifest, output, elapsed_s))
     elif not quiet:
         click.echo("\n".join(summary(manifest, output, elapsed_s, is_whole=is_whole)))
+
+
+class _Work(NamedTuple):
+    """What is to be done: estimated, or done."""
+
+    estimate: Callable[[], Estimate]
+    prepare: Callable[[str, Callable[[TextProgress], None], Callable[[str], None]], Manifest]
+
+
+def _text_work(inputs: tuple[str, ...], tokenizer: str | None, given: dict[str, Any]) -> _Work:
+    if tokenizer is None:
+        raise ConfigError(_missing_tokenizer(inputs))
+    if not inputs:
+        raise ConfigError("no INPUT: name at least one file, folder or glob")
+    options = _options(given)
+    from headrace.prepare import estimate_text, prepare_text
+
+    return _Work(
+        lambda: estimate_text(inputs, tokenizer=tokenizer, options=options),
+        lambda output, show, notice: prepare_text(
+            inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=notice
+        ),
+    )
+
+
+def _recipe_work(path: str, inputs: tuple[str, ...], tokenizer: str | None, given: dict[str, Any]) -> _Work:
+    from headrace.cli import prepare_recipe as words
+    from headrace.prepare import estimate_recipe, prepare_recipe
+
+    context = click.get_current_context()
+    named = {name for name in given if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+    if "max_errors" in named:
+        given["max_errors"] = _number_or_share(given["max_errors"])
+    _check_shards(given)
+    recipe = words.load(path, given, named, tokenizer)
+    options = words.options(given, named)
+    return _Work(
+        lambda: estimate_recipe(recipe, inputs=inputs, tokenizer=tokenizer, options=options),
+        lambda output, show, notice: prepare_recipe(
+            recipe, output, inputs=inputs, tokenizer=tokenizer, options=options, on_progress=show, on_notice=notice
+        ),
+    )
+
+
+def _check_shards(given: dict[str, Any]) -> None:
+    if given["single"] and given["shard_tokens"] is not None:
+        raise ConfigError("--single writes one shard, --shard-tokens cuts it: say one of them")
 
 
 def _options(given: dict[str, Any]) -> TextOptions:
@@ -151,8 +197,7 @@ def _options(given: dict[str, Any]) -> TextOptions:
         TokenOptions,
     )
 
-    if given["single"] and given["shard_tokens"] is not None:
-        raise ConfigError("--single writes one shard, --shard-tokens cuts it: say one of them")
+    _check_shards(given)
     defaults = TextOptions()
     shard_tokens = defaults.output.shard_tokens if given["shard_tokens"] is None else given["shard_tokens"]
     if given["max_errors"] is not None and given["on_error"] != "skip":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.cli.figures import count, duration, listing, plural, short, size
+from headrace.cli.prepare_recipe import lines
 
 if TYPE_CHECKING:
     from headrace.prepare import Estimate, TextProgress
@@ -67,6 +68,23 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
         "inputs": len(manifest.inputs),
         "input_bytes": sum(file.size for file in manifest.inputs),
         "seconds": round(elapsed_s, 3),
+        **_samples(manifest),
+    }
+
+
+def _samples(manifest: Manifest) -> dict[str, object]:
+    """What a run of a recipe adds to ``--json``."""
+    samples = manifest.ledger.samples
+    if samples is None:
+        return {}
+    return {
+        "records": samples.records,
+        "supervised": samples.supervised,
+        "tokens_by_key": {key: tokens.kept for key, tokens in samples.keys.items()},
+        "tokens_truncated": manifest.ledger.tokens.truncated,
+        "notes": samples.notes,
+        "layouts": [source.get("layout") for source in manifest.options["recipe"]["inputs"]],
+        "domains": sorted({shard.prefix.rpartition("/")[0] for shard in manifest.outputs} - {""}),
     }
 
 
@@ -78,7 +96,7 @@ def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool
     dtype = next(iter(manifest.outputs[0].keys.values())).dtype
     pairs = [
         ("documents", count(ledger.documents.kept) + _dropped(ledger.documents.dropped)),
-        ("tokens", f"{count(ledger.tokens.kept)} ({dtype})"),
+        *_tokens(manifest, dtype),
         ("input", f"{plural(len(manifest.inputs), 'file')}, {size(input_bytes)}"),
     ]
     if tokenizer is not None:
@@ -104,13 +122,20 @@ def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool
     pairs.append(
         ("time", f"{duration(elapsed_s)}, {speeds}" if is_whole else f"{duration(elapsed_s)} since it went on")
     )
-    lines = [f"{output}: complete", *listing(pairs)]
+    shown = [f"{output}: complete", *listing(pairs)]
     if manifest.errors:
-        lines.append(f"  {plural(len(manifest.errors), 'bad record')} skipped, all listed in headrace.json:")
-        lines += [
+        shown.append(f"  {plural(len(manifest.errors), 'bad record')} skipped, all listed in headrace.json:")
+        shown += [
             f"    {error.file}, {error.unit} {error.line:,}: {error.message}" for error in manifest.errors[:_MAX_ERRORS]
         ]
-    return lines
+    return shown
+
+
+def _tokens(manifest: Manifest, dtype: str) -> list[tuple[str, str]]:
+    if manifest.ledger.samples is None:
+        return [("tokens", f"{count(manifest.ledger.tokens.kept)} ({dtype})")]
+    dtypes = {key: info.dtype for shard in manifest.outputs for key, info in shard.keys.items()}
+    return lines(manifest.ledger.samples, dtypes)
 
 
 def estimate_lines(estimate: Estimate) -> list[str]:

@@ -24,7 +24,8 @@ def command(path: str, documents: tuple[int, ...], show: bool, as_json: bool) ->
     """Say which line or row of which input each document DOC of the store at PATH comes from.
 
     PATH is a folder that headrace prepare wrote, and documents are counted from 0 over all its shards; or it is the
-    prefix of one of the shards, and they are counted within it. If the input is still there, its text is shown.
+    prefix of one of the shards, and they are counted within it. If the input is still there, its text is shown. Of what
+    headrace merge, convert or split wrote, the way goes on through the stores it was copied from.
     """
     from headrace.cli.origin import find_origins
 
@@ -43,7 +44,8 @@ def command(path: str, documents: tuple[int, ...], show: bool, as_json: bool) ->
 
 def report(origin: Origin, path: str, *, show: bool) -> list[str]:
     """An origin for people."""
-    pairs = [("input", f"{origin.input}, {place(origin)}")]
+    pairs = [("copied from", f"{step.path}, document {count(step.document)}") for step in origin.copied_from]
+    pairs.append(("input", f"{origin.input}, {place(origin)}"))
     if origin.id is not None:
         pairs.append(("id", origin.id))
     for part in origin.shards:
@@ -64,6 +66,8 @@ def report(origin: Origin, path: str, *, show: bool) -> list[str]:
 
 def place(origin: Origin) -> str:
     """The place in the input as people count it."""
+    if origin.unit == "stored document":
+        return f"document {count(origin.number)}"
     if origin.unit == "document":
         return "the whole file"
     note = ", counted from 0" if origin.counted_from == 0 else ""

@@ -2,35 +2,71 @@
 
     Store --> WindowDataset ---------+
     Store --> PackedSequenceDataset -+--> Blend --> Run: step N -> positions -> (source, epoch, sample) -> NumPy batch
+    Store --> SFTDataset, PreferenceDataset, GroupDataset, PromptDataset: records, padded batch by batch --> the same
     Store --> DocumentDataset --> PackedDataset: torchtune's class and results
 
 May import: stores, plan, samples, encoders, errors.
 """
 
 from headrace.datasets.blend import Blend
+from headrace.datasets.collation import Collation
+from headrace.datasets.cyclic import CyclicDataset
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
 from headrace.datasets.documents import DocumentDataset
+from headrace.datasets.factory import BaseDataset, DatasetFactory, load_dataset
+from headrace.datasets.filled import FilledDataset
 from headrace.datasets.gpt import GPTDataset
 from headrace.datasets.gpt_blend import GPTBlend
+from headrace.datasets.gpt_cache import open_cache
+from headrace.datasets.gpt_cache_export import ExportedCache, export_cache
+from headrace.datasets.gpt_fim import GPTFIMDataset
 from headrace.datasets.gpt_masks import GPTMasks
+from headrace.datasets.gpt_mock import MockGPTDataset
+from headrace.datasets.gpt_mock_store import MockStore
+from headrace.datasets.group_records import GroupDataset
 from headrace.datasets.packed import PackedDataset
 from headrace.datasets.packed_sequences import PackedSequenceDataset
+from headrace.datasets.preference_records import PreferenceDataset
+from headrace.datasets.prompt_records import PromptDataset
+from headrace.datasets.records import RecordDataset
 from headrace.datasets.run import Located, Run
+from headrace.datasets.sampler import ResumableDistributedSampler
+from headrace.datasets.sft_records import SFTDataset
+from headrace.datasets.stream_windows import StreamWindows
 from headrace.datasets.windows import WindowDataset
 
 __all__ = [
+    "BaseDataset",
     "Blend",
+    "Collation",
     "Counts",
+    "CyclicDataset",
     "Dataset",
+    "DatasetFactory",
     "DocumentDataset",
+    "ExportedCache",
     "Fields",
+    "FilledDataset",
     "GPTBlend",
     "GPTDataset",
+    "GPTFIMDataset",
     "GPTMasks",
+    "GroupDataset",
     "Located",
+    "MockGPTDataset",
+    "MockStore",
     "PackedDataset",
     "PackedSequenceDataset",
+    "PreferenceDataset",
+    "PromptDataset",
+    "RecordDataset",
+    "ResumableDistributedSampler",
     "Run",
+    "SFTDataset",
     "Sample",
+    "StreamWindows",
     "WindowDataset",
+    "export_cache",
+    "load_dataset",
+    "open_cache",
 ]

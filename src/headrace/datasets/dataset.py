@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,9 @@ from headrace.plan import IntArray, KeyArray
 
 Sample = dict[str, NDArray[Any]]
 Fields = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+_OF_ONE_SOURCE = ("store", "num_records", "keys")
+"""What of the recipe of records may differ between the sources of a blend."""
 
 
 class Counts(NamedTuple):
@@ -57,17 +60,51 @@ class Dataset(ABC):
         return 0.0
 
     @property
+    def is_endless(self) -> bool:
+        """Whether it goes on in an order of its own, its length only a bound: the run says how long, not epochs."""
+        return False
+
+    @property
     def is_packed(self) -> bool:
         """Whether samples are made of segments that begin where ``position_ids`` is 0; then it has ``count``, too."""
         return False
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether samples hold different numbers of supervised tokens, and ``count`` says how many."""
+        return self.is_packed
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether a mask says which tokens are trained on, so that samples may have none."""
+        return False
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether samples have lengths of their own, -1 in the shapes of ``fields``: see `RecordDataset`."""
+        return False
+
+    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+        """The ragged samples at some addresses, for ``collate``."""
+        raise ConfigError(f"{type(self).__name__}: samples are all of one shape; use read")
+
+    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
+        """One batch of ragged samples, as wide as its longest: arrays, and what is no array, such as counts."""
+        raise ConfigError(f"{type(self).__name__}: samples are all of one shape; stack them")
+
+    def sample_lengths(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: tokens of each ragged sample, without reading them: what bucketing sorts by."""
+        raise ConfigError(f"{type(self).__name__}: samples are all equally long")
 
     def count(self, addresses: IntArray) -> Counts:
         """What is in the samples at some addresses, without reading them where that is possible.
 
         Raises:
-            ConfigError: the samples are not packed.
+            ConfigError: the samples are not counted.
         """
-        raise ConfigError(f"{type(self).__name__}: only packed samples are counted; these all hold the same")
+        raise ConfigError(
+            f"{type(self).__name__}: only packed samples and records are counted; these all hold the same"
+        )
 
     @property
     @abstractmethod
@@ -132,4 +169,7 @@ def empty(fields: Fields, num_samples: int) -> Sample:
 def shown_fields(dataset: Dataset) -> str:
     """Fields and constants with their shapes and dtypes, to be compared: equal ones can be stacked into one batch."""
     constants = {name: (value.shape, value.dtype) for name, value in dataset.constants.items()}
-    return ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in {**dataset.fields, **constants}.items())
+    shown = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in {**dataset.fields, **constants}.items())
+    # Ragged samples of several sources are padded by one of them.
+    alike = {name: value for name, value in dataset.recipe.items() if name not in _OF_ONE_SOURCE}
+    return f"{shown}, collated by {alike}" if dataset.is_ragged else shown

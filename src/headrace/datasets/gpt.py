@@ -15,7 +15,7 @@ from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.datasets.gpt_masks import GPTMasks, attention_mask, document_borders, padded, position_ids
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
-from headrace.plan.megatron import GPTOrder, GPTSampling, SamplePieces, order_samples, split_ranges
+from headrace.plan.megatron import AlephAlphaOrder, GPTOrder, GPTSampling, SamplePieces, order_samples, split_ranges
 from headrace.stores import Store
 from headrace.stores import open as open_store
 
@@ -55,6 +55,10 @@ class GPTDataset(Dataset):
         masks: masks and positions.
         dialect: ``"core"``, ``"legacy"`` (Megatron-LM before it, with its borders of splits), ``"neox"``,
             ``"aleph_alpha"``.
+        last_epoch: whether the last of several epochs is shuffled apart: ``"auto"`` as the dialect does, or always
+            ``"together"`` or ``"separate"``, for the order of a fork that does.
+        float32_ceil: count the samples of a validation part that keeps its rest in float32, as megatron-core's compiled
+            helper does: from 2^24 tokens on some are missing or too many.
 
     Raises:
         ConfigError: an unknown option, or a split part without a sample.
@@ -73,6 +77,8 @@ class GPTDataset(Dataset):
         drop_last_partial_validation_sequence: bool = True,
         masks: GPTMasks | None = None,
         dialect: Literal["core", "legacy", "neox", "aleph_alpha"] = "core",
+        last_epoch: Literal["auto", "together", "separate"] = "auto",
+        float32_ceil: bool = False,
     ) -> None:
         if split_part not in SPLIT_PARTS:
             raise ConfigError(f"split_part is {split_part!r}; allowed are {', '.join(map(repr, SPLIT_PARTS))}")
@@ -90,9 +96,12 @@ class GPTDataset(Dataset):
             add_extra_token=add_extra_token_to_sequence,
             drop_last_partial=drop_last_partial_validation_sequence or split_part != "valid",
             dialect=dialect,
+            last_epoch=last_epoch,
+            # Only validation parts keep their rest, so that the same options do for every part.
+            float32_ceil=float32_ceil and split_part == "valid",
         )
         sizes = _sizes(self.store)[part[0] : part[1]]
-        self.order = order_samples(sizes, self.sampling, first_sequence=part[0])
+        self.order = self._ordered(sizes, part[0])
         if not self.order.num_samples:
             raise ConfigError(
                 f"{self.store.path}: {split_part!r} of {split!r} is sequences {part[0]:,} to {part[1]:,} with "
@@ -101,6 +110,10 @@ class GPTDataset(Dataset):
 
     def __len__(self) -> int:
         return self.order.num_samples
+
+    def _ordered(self, sizes: NDArray[Any], first_sequence: int) -> GPTOrder | AlephAlphaOrder:
+        """The order over the sequences of the part; `open_cache` has another way to it."""
+        return order_samples(sizes, self.sampling, first_sequence=first_sequence)
 
     @property
     def sequence_length(self) -> int:
@@ -183,11 +196,16 @@ class GPTDataset(Dataset):
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read samples into ``rows`` of ``out``."""
-        if not len(addresses):
-            return
+        if len(addresses):
+            pieces = self.order.locate(addresses)
+            self.write(self.text(pieces), pieces, out, rows)
+
+    def write(self, text: NDArray[Any], pieces: SamplePieces, out: Sample, rows: slice | IntArray) -> None:
+        """Make of (n, S or S + 1) tokens of samples all their fields, in ``rows`` of ``out``.
+
+        ``pieces`` say where the documents meet, for ``inter_document_masking`` only.
+        """
         masks, size, extra = self.masks, self.sequence_length, int(self.sampling.add_extra_token)
-        pieces = self.order.locate(addresses)
-        text = self._text(pieces)
         direct = isinstance(rows, slice)
         # Views of the batch's rows where that is what they are: a sample is written once.
         part = {name: out[name][rows] if direct else np.empty_like(out[name][rows]) for name in _ROWS}
@@ -216,7 +234,7 @@ class GPTDataset(Dataset):
             for name, values in part.items():
                 out[name][rows] = values
 
-    def _text(self, pieces: SamplePieces) -> NDArray[Any]:
+    def text(self, pieces: SamplePieces) -> NDArray[Any]:
         """(n, S or S + 1): the tokens of some samples, a partial one filled up with pads."""
         width = self.sequence_length + int(self.sampling.add_extra_token)
         joined = b"".join(self.store.document_buffers(pieces.sequences, pieces.begins, pieces.lengths))

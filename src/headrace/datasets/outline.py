@@ -27,7 +27,8 @@ def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Ite
     name = node.path.rpartition("/")[2] or "run"
     if isinstance(node, Leaf):
         dataset = by_path[node.path]
-        yield f"{first}{name}: {node.num_samples:,} samples an epoch, {dataset.describe()}"
+        length = "endless" if dataset.is_endless else f"{node.num_samples:,} samples an epoch"
+        yield f"{first}{name}: {length}, {dataset.describe()}"
         return
     length = "endless" if node.num_samples is None else f"{node.num_samples:,} samples a pass"
     yield f"{first}{name}: blend, {length}"

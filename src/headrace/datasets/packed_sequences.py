@@ -123,6 +123,11 @@ class PackedSequenceDataset(Dataset):
         return True
 
     @property
+    def is_masked(self) -> bool:
+        """Whether there is a loss mask."""
+        return self.loss_mask_key is not None
+
+    @property
     def num_tokens_per_sample(self) -> float:
         """The mean tokens of a pack, without pads."""
         return self.ledger.num_tokens / len(self)

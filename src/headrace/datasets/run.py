@@ -12,11 +12,14 @@ import msgspec
 import numpy as np
 
 from headrace.datasets.blend import Blend
+from headrace.datasets.buckets import Buckets
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty, repeated
 from headrace.datasets.outline import outline
 from headrace.datasets.packed_sequences import PackedSequenceDataset
+from headrace.datasets.supervision import any_unsupervised, check_supervised
 from headrace.errors import ConfigError
 from headrace.plan import ORDER_FORMAT, BatchSchedule, Branch, IntArray, Leaf, Lookup, Node, Order, Plan, Recipe
+from headrace.plan.bucketing import Bucketing
 from headrace.plan.packing import PackingLedger
 
 
@@ -39,10 +42,15 @@ class Run:
     is endless, unless ``epochs`` passes or ``samples`` samples are given, or the blend has an end of its own: then it
     is one pass. The last step of a run that ends may be short; ``drop_last`` leaves it out.
 
+    ``bucketing`` brings records of similar length together within windows of steps. It looks at the lengths of a window
+    when a sample of it is first asked for; a run with an end that has it keeps its length, since the last window ends
+    there.
+
     Construction costs O(sources). It reads no documents and builds no index.
 
     Raises:
-        ConfigError: both ``epochs`` and ``samples``, ``epochs`` of an endless blend, nothing to feed.
+        ConfigError: both ``epochs`` and ``samples``, ``epochs`` of an endless blend, nothing to feed, ``bucketing`` of
+            samples that are all equally long.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class Run:
         epochs: int | None = None,
         samples: int | None = None,
         drop_last: bool = False,
+        bucketing: Bucketing | None = None,
     ) -> None:
         if order is not None and not isinstance(order, Order):
             raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
@@ -64,12 +73,50 @@ class Run:
         root: Node = data.node() if isinstance(data, Blend) else Leaf("", len(data))
         self.plan = Plan(root, self.order)
         self.drop_last = drop_last
+        self._check_endless(epochs)
         self.length = self._length(epochs, samples)
+        self._check_ragged()
+        self.bucketing = bucketing
+        self._buckets = None if bucketing is None else self._make_buckets(bucketing)
 
     @classmethod
     def validation(cls, data: Dataset | Blend, *, global_batch_size: int) -> Run:
         """Every sample exactly once, in order, for any number of ranks."""
         return cls(data, global_batch_size=global_batch_size, order=Order(kind="none"), epochs=1)
+
+    def _check_endless(self, epochs: int | None) -> None:
+        """Raise ConfigError where a dataset with an order of its own and no end is given another one, or epochs."""
+        endless = [dataset for dataset in self.datasets if dataset.is_endless]
+        if endless and self.order.kind != "none":
+            raise ConfigError(
+                f"{type(endless[0]).__name__} has an order of its own: give the run order=Order(kind='none'), found "
+                f"kind={self.order.kind!r}"
+            )
+        if endless and epochs is not None:
+            raise ConfigError(f"{type(endless[0]).__name__} goes on without an end: give samples instead of epochs")
+
+    def _check_ragged(self) -> None:
+        """Raise ConfigError for a dataset around records that does not hand on that they are ragged."""
+        for dataset in self.datasets:
+            if not dataset.is_ragged and any(-1 in shape for shape, _ in dataset.fields.values()):
+                raise ConfigError(f"{type(dataset).__name__} is for samples of one shape; feed the records themselves")
+
+    def _make_buckets(self, bucketing: Bucketing) -> Buckets:
+        if not isinstance(bucketing, Bucketing):
+            raise ConfigError(
+                f"bucketing is {bucketing!r}; expected a Bucketing, as headrace.Bucketing(window_steps=16)"
+            )
+        if not self.is_ragged:
+            raise ConfigError("bucketing is for records; windows and packs are all equally long")
+        return Buckets(bucketing, self.schedule, length=self.length, seed=self.order.seed, lengths=self._sample_lengths)
+
+    def _sample_lengths(self, positions: IntArray) -> IntArray:
+        """(n,) int64: tokens of the samples that positions have before they are rearranged."""
+        located = self._locate(positions, self.plan.lookup(positions))
+        lengths = np.empty_like(positions)
+        for source, rows in _by_source(located.sources):
+            lengths[rows] = self.datasets[source].sample_lengths(located.addresses[rows])
+        return lengths
 
     def _length(self, epochs: int | None, samples: int | None) -> int | None:
         if epochs is not None and samples is not None:
@@ -124,12 +171,14 @@ class Run:
         return np.arange(begin, end, dtype=np.int64)
 
     def lookup(self, positions: IntArray) -> Lookup:
-        """Source, epoch and sample index at each position, without reading anything."""
-        return self.plan.lookup(positions)
+        """Source, epoch and sample index at each position, without reading anything but lengths where it buckets."""
+        return self.plan.lookup(positions if self._buckets is None else self._buckets.arranged(positions))
 
     def locate(self, positions: IntArray) -> Located:
         """Plan samples in bulk, for ``read`` to read some at a time."""
-        found = self.plan.lookup(positions)
+        return self._locate(positions, self.lookup(positions))
+
+    def _locate(self, positions: IntArray, found: Lookup) -> Located:
         # In the order of the store every epoch is the same: nothing of a sample is drawn by the epoch's key.
         keys = None if self.order.kind == "none" else found.keys
         if len(self.datasets) == 1:
@@ -141,7 +190,12 @@ class Run:
         return Located(positions, found.sources, addresses)
 
     def read(self, located: Located, out: Sample | None = None) -> Sample:
-        """A batch of planned samples: each of ``fields`` as one (n, ...) array, fresh or those of ``out``."""
+        """A batch of planned samples: each of ``fields`` as one (n, ...) array, fresh or those of ``out``.
+
+        Records are always fresh, as wide as the longest of them, and what is no array is among them, such as counts.
+        """
+        if self.is_ragged:
+            return self._collated(located)
         if out is None:
             out = empty(self.fields, len(located.positions))
         if len(self.datasets) == 1:
@@ -151,13 +205,36 @@ class Run:
             self.datasets[source].read_into(located.addresses[rows], out, rows)
         return out
 
+    def _collated(self, located: Located) -> Sample:
+        samples: list[dict[str, Any]] = [{}] * len(located.positions)
+        for source, rows in _by_source(located.sources):
+            found = self.datasets[source].samples(located.addresses[rows])
+            for row, sample in zip(np.arange(len(samples))[rows].tolist(), found, strict=True):
+                samples[row] = sample
+        return self.datasets[0].collate(samples)
+
     @property
     def is_packed(self) -> bool:
-        """Whether samples are packs of documents: then ``count`` and ``counts`` say what is in them."""
+        """Whether samples are packs of documents, made of segments."""
         return all(dataset.is_packed for dataset in self.datasets)
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether ``count`` and ``counts`` say what is in samples: in packs, and in records with labels."""
+        return all(dataset.is_counted for dataset in self.datasets)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether samples may have no supervised token."""
+        return any(dataset.is_masked for dataset in self.datasets)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether samples are records of different lengths, padded batch by batch."""
+        return all(dataset.is_ragged for dataset in self.datasets)
+
     def count(self, located: Located) -> Counts:
-        """Tokens, supervised tokens, pads and documents of planned samples of packs, without reading where possible."""
+        """Tokens, supervised tokens, pads and documents of planned samples, without reading them where possible."""
         found = Counts(*np.empty((len(Counts._fields), len(located.positions)), dtype=np.int64))
         for source, rows in _by_source(located.sources):
             for column, values in zip(found, self.datasets[source].count(located.addresses[rows]), strict=True):
@@ -165,9 +242,26 @@ class Run:
         return found
 
     def counts(self, step: int) -> dict[str, int]:
-        """Of a step over all ranks: ``tokens``, ``supervised_tokens``, ``pads`` and ``documents`` of its packs."""
+        """Of a step over all ranks: ``tokens``, ``supervised_tokens``, ``pads`` of packs, and ``documents``."""
         counted = self.count(self.locate(self.positions(step)))
         return {name: int(column.sum()) for name, column in counted._asdict().items()}
+
+    @cached_property
+    def has_unsupervised_samples(self) -> bool:
+        """Whether any sample of masked records has no supervised token: each is looked at once, 1 to 2 us."""
+        return any_unsupervised(self)
+
+    def check_supervised(self, position: int = 0) -> None:
+        """Look for steps without a supervised token, before the run; a loader does, when it begins to iterate.
+
+        If no record lacks one, no step does. Otherwise, and of packs, the steps of the next 2^20 samples are counted.
+        Those beyond are counted ahead of their turn, 1,024 samples at a time, and are errors then: never skipped, since
+        that would renumber the steps.
+
+        Raises:
+            ConfigError: a step of masked samples without a supervised token; names it.
+        """
+        check_supervised(self, position)
 
     @property
     def ledgers(self) -> dict[str, PackingLedger]:
@@ -193,8 +287,16 @@ class Run:
             dataset={leaf.path: dataset.recipe for leaf, dataset in datasets},
             blend=_blend_recipe(self.plan.root),
             order=_order_recipe(self.order),
-            batch={"pieces": [list(piece) for piece in self.schedule.pieces]},
+            batch=self._batch_recipe(),
         )
+
+    def _batch_recipe(self) -> dict[str, Any]:
+        recipe: dict[str, Any] = {"pieces": [list(piece) for piece in self.schedule.pieces]}
+        if self.bucketing is not None:
+            # The seed is drawn on even where the order has no use for it; and the last window ends with the run.
+            bucketing = msgspec.to_builtins(self.bucketing)
+            recipe["bucketing"] = {**bucketing, "seed": self.order.seed, "num_samples": self.length, "version": 1}
+        return recipe
 
     def describe(self) -> str:
         """The mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""

@@ -3,6 +3,7 @@
     names      natural_key, expand_braces        the same order of files on every machine
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
+    folders    claim_folder                      one process at a time works in a folder
     checking   FileHasher, file_sum, FileSum     xxh3_128 of a file, xxh3_64 of each of its 16 MiB blocks
 
 This room knows nothing of documents or tokens. It imports ``headrace.errors`` only.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from headrace.io.atomic import AtomicFile, atomic_write, commit, output_errors, partial_path, sync_folder
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_sum, hash_bytes, hash_file
+from headrace.io.folder_lock import claim_folder
 from headrace.io.paths import expand_braces, natural_key, safe_relative
 from headrace.io.pool import OPEN_FILES, FilePool
 from headrace.io.readers import MmapReader, PreadReader, Reader, reader
@@ -27,6 +29,7 @@ __all__ = [
     "PreadReader",
     "Reader",
     "atomic_write",
+    "claim_folder",
     "commit",
     "expand_braces",
     "file_sum",

@@ -5,7 +5,7 @@
                                                      Loader.state_dict() after any of them
 
 Of packed samples also what attention takes beside them: masks, FlexAttention's blocks, varlen arguments, the parts of
-context-parallel ranks, and the padding-free layouts of Hugging Face.
+context-parallel ranks, and the padding-free layouts of Hugging Face. Of records the batches for a torch ``DataLoader``.
 
 May import: datasets, plan, io, errors; and torch.
 """
@@ -24,6 +24,7 @@ from headrace.loader.attention import (
     mask_mod,
     varlen_arguments,
 )
+from headrace.loader.collating import collate_fn
 from headrace.loader.flattening import flatten, flatten_packed
 from headrace.loader.loader import Loader, load_recipe
 from headrace.loader.ranks import Ranks
@@ -34,6 +35,7 @@ __all__ = [
     "Ranks",
     "Reading",
     "block_causal_mask",
+    "collate_fn",
     "context_parallel",
     "flatten",
     "flatten_packed",

@@ -11,10 +11,11 @@ from typing import Any, Literal
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write
-from headrace.loader.packed import StepTotals, add_segments, verify
+from headrace.loader.packed import add_segments, verify
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading, filled
 from headrace.loader.spans import Batch, divide, spans
+from headrace.loader.totals import StepTotals, add_totals
 from headrace.plan import Cursor, Recipe, Share
 
 
@@ -29,6 +30,9 @@ class Loader:
     Batches of packed samples carry besides ``cu_seqlens`` and ``max_seqlen``, the segments of the flattened
     micro-batch, and ``num_supervised_tokens`` and ``step_supervised_tokens``, the labels in it and in the whole global
     step: the loss of a step is the sum of the token losses over the latter, whatever the ranks and micro-batches.
+    Batches of records have these two as well; they are padded to their own longest record, so that their width differs
+    from one to the next. Where a mask says which tokens are trained on, a step without one is an error before the run,
+    see `Run.check_supervised`.
 
     Every rank has the same number of micro-batches in a step. Where ranks and micro-batches do not divide a step, the
     last one is smaller, possibly empty on some ranks; ``uneven="refuse"`` makes that an error instead.
@@ -110,15 +114,19 @@ class Loader:
         if self.ranks.agree:
             agree(self.run, self._position, self._share)
         work = spans(self.run, self._share, self._position)
-        totals = StepTotals(self.run) if self.run.is_packed else None
+        totals = StepTotals(self.run) if self.run.is_counted else None
+        if totals is not None:
+            self.run.check_supervised(self._position)
         for span, rows in filled(self.run, work, self.reading):
             batches = divide(rows, span, self.run.constants)
             if totals is not None:
-                add_segments(batches, span, totals)
+                add_totals(batches, span, totals)
+                if self.run.is_packed:
+                    add_segments(batches)
             for batch, after in zip(batches, span.afters, strict=True):
                 if iteration != self._iteration:
                     raise StateError("this iterator is outdated: the loader was iterated anew or loaded another state")
-                if self._debug and totals is not None:
+                if self._debug and self.run.is_packed:
                     verify(batch)
                 self._position = after
                 yield batch
@@ -145,6 +153,20 @@ class Loader:
         cursor = Cursor.from_dict(state)
         cursor.verify(self.run.recipe, self.run.schedule, self.run.length, saved=saved)
         self._position = cursor.position
+        self._loaded = True
+        self._iteration += 1
+
+    def start_at(self, position: int) -> None:
+        """Go on after the first ``position`` samples, Megatron's ``consumed_samples``, without a saved state.
+
+        Raises:
+            ConfigError: the run has no such position; nothing has changed then.
+        """
+        position = index(position)
+        if position < 0 or (self.run.length is not None and position > self.run.length):
+            length = "endless run" if self.run.length is None else f"run of {self.run.length:,} samples"
+            raise ConfigError(f"position {position:,} is outside this {length}")
+        self._position = position
         self._loaded = True
         self._iteration += 1
 

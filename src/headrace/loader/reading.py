@@ -59,7 +59,7 @@ def filled(run: Run, spans: Iterator[Span], reading: Reading) -> Filled:
 def _when_asked(run: Run, spans: Iterator[Span], *, pin: bool) -> Filled:
     buffers = Buffers(run.fields)
     for span in spans:
-        batch = read(run, span, buffers.take(len(span.located.positions)))
+        batch = read(run, span, _memory(run, buffers, span))
         yield span, _pinned(batch) if pin else batch
 
 
@@ -67,12 +67,12 @@ class _Thread:
     """Reads spans in the order in which they are sent."""
 
     def __init__(self, run: Run, *, pin: bool) -> None:
-        self._sent: SimpleQueue[tuple[Span, Sample] | None] = SimpleQueue()
+        self._sent: SimpleQueue[tuple[Span, Sample | None] | None] = SimpleQueue()
         self._done: SimpleQueue[Batch | BaseException] = SimpleQueue()
         self._thread = Thread(target=self._work, args=(run, pin), name="headrace-read", daemon=True)
         self._thread.start()
 
-    def send(self, span: Span, out: Sample) -> None:
+    def send(self, span: Span, out: Sample | None) -> None:
         self._sent.put((span, out))
 
     def receive(self) -> Batch:
@@ -110,7 +110,7 @@ def _in_threads(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool)
             later = next(spans, None)
             if later is None:
                 break
-            thread.send(later, buffers.take(len(later.located.positions)))
+            thread.send(later, _memory(run, buffers, later))
             ahead.append((later, thread))
             if len(ahead) > reading.num_threads * reading.prefetch:
                 span, first = ahead.popleft()
@@ -122,8 +122,13 @@ def _in_threads(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool)
             thread.stop()
 
 
+def _memory(run: Run, buffers: Buffers, span: Span) -> Sample | None:
+    """Arrays to read a span into; None for records, whose shapes are known when they are read."""
+    return None if run.is_ragged else buffers.take(len(span.located.positions))
+
+
 def _pinned(batch: Batch) -> Batch:
-    return {name: values.pin_memory() for name, values in batch.items()}
+    return {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
 
 
 def _in_workers(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool) -> Filled:

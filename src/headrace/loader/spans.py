@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.datasets import Located, Run, Sample
+from headrace.loader.ragged import divide_ragged, is_ragged, read_ragged
 from headrace.plan import Share, micro_batches
 
 PLAN_POSITIONS = 8192
@@ -24,7 +25,7 @@ SPAN_ROWS = 512
 """And at most so many samples, since short ones are many reads."""
 
 Batch = dict[str, Any]
-"""Name -> tensor; of packed samples also ``max_seqlen`` and counts, Python integers."""
+"""Name -> tensor; of packed samples also ``max_seqlen`` and counts, Python integers, and of records what they hold."""
 
 
 class Span(NamedTuple):
@@ -42,8 +43,7 @@ class Span(NamedTuple):
 
 def spans(run: Run, share: Share, position: int) -> Iterator[Span]:
     """All spans of a rank from ``position`` to the end of the run."""
-    row_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in run.fields.values())
-    most = min(SPAN_BYTES // (row_bytes * share.micro_batch_size), SPAN_ROWS // share.micro_batch_size)
+    most = min(SPAN_BYTES // (_row_bytes(run) * share.micro_batch_size), SPAN_ROWS // share.micro_batch_size)
     # Spans and plans begin small, so that the first batch comes at once.
     per_span = 1
     wanted = PLAN_POSITIONS // 16
@@ -67,13 +67,23 @@ def spans(run: Run, share: Share, position: int) -> Iterator[Span]:
         wanted = PLAN_POSITIONS
 
 
+def _row_bytes(run: Run) -> int:
+    """Bytes of a sample in a batch; of records about."""
+    tokens = int(max(dataset.num_tokens_per_sample for dataset in run.datasets)) if run.is_ragged else 1
+    return sum(abs(prod(shape)) * tokens * dtype.itemsize for shape, dtype in run.fields.values())
+
+
 def read(run: Run, span: Span, out: Sample | None = None) -> Batch:
-    """All rows of a span as tensors, (rows, ...) each, in the memory of ``out`` or fresh."""
+    """All rows of a span as tensors, (rows, ...) each, in the memory of ``out`` or fresh; of records see `ragged`."""
+    if run.is_ragged:
+        return read_ragged(run, span.located, span.sizes)
     return {name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()}
 
 
 def divide(batch: Batch, span: Span, constants: Sample) -> list[Batch]:
     """The micro-batches of a span: each a view of its own rows, and of one row of its own of each constant."""
+    if is_ragged(batch):
+        return divide_ragged(batch, span.located.positions, span.sizes)
     whole = {**batch, "sample_positions": torch.from_numpy(span.located.positions)}
     columns = {name: values.split_with_sizes(span.sizes) for name, values in whole.items()}
     for name, value in constants.items():

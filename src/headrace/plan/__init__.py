@@ -11,6 +11,7 @@ May import: errors.
 
 from headrace.plan.arithmetic import apportion, exact_weights, rounded
 from headrace.plan.blend import BlendTree, counts_until, quantised
+from headrace.plan.bucketing import Bucketing, bucketed
 from headrace.plan.cursor import Cursor
 from headrace.plan.keys import IntArray, KeyArray, derive_array
 from headrace.plan.order import Order
@@ -25,6 +26,7 @@ __all__ = [
     "BatchSchedule",
     "BlendTree",
     "Branch",
+    "Bucketing",
     "Cursor",
     "IntArray",
     "KeyArray",
@@ -37,6 +39,7 @@ __all__ = [
     "Recipe",
     "Share",
     "apportion",
+    "bucketed",
     "counts_until",
     "derive_array",
     "exact_weights",

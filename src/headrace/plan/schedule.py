@@ -9,6 +9,7 @@ from operator import index
 import msgspec
 
 from headrace.errors import ConfigError
+from headrace.plan.ramp_up import ramp_up_pieces
 
 
 class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +37,26 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if isinstance(global_batch_size, Sequence):
             return cls(tuple((index(step), index(size)) for step, size in global_batch_size))
         return cls(((0, index(global_batch_size)),))
+
+    @classmethod
+    def ramp_up(
+        cls, *, start: int, increment: int, samples: int, global_batch_size: int, multiple_of: int = 1
+    ) -> BatchSchedule:
+        """Megatron's ``--rampup-batch-size START INCREMENT SAMPLES``, to the sample.
+
+        The size grows from ``start`` to ``global_batch_size`` by ``increment``, in equal parts of the first ``samples``
+        samples; a step has the size that is due where it begins. ``multiple_of`` rounds sizes down: with
+        ``micro_batch_size * data_parallel_size`` it is ``--decrease-batch-size-if-needed``.
+
+            start 4, increment 4, 48 samples, to 16: 4 samples a step up to sample 16, 8 up to 32, 12 up to 56, then 16
+
+        Without samples, or from the size that is the last, there is nothing to ramp up (Megatron divides by zero).
+
+        Raises:
+            ConfigError: a number is out of range, the increments do not lead to ``global_batch_size``, or a size
+                that is rounded down is 0.
+        """
+        return cls(ramp_up_pieces(*map(index, (start, increment, samples, global_batch_size, multiple_of))))
 
     def size(self, step: int) -> int:
         """Samples of a step."""

@@ -11,10 +11,20 @@
     text           the whole: prepare_text
     estimate       a sample of it: estimate_text
 
-This room imports ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and ``headrace.errors``.
+A recipe is run in the same way: `prepare_recipe`, `estimate_recipe`. What is its own:
+
+    resolving      recipe -> files, layouts, template, keys, the library -> run_plan
+      record_encoder   whole records -> documents of several keys, by ``headrace.samples``      in the workers
+    columns        the keys of a document, and its domain
+
+This room imports ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and ``headrace.errors``;
+runs over text load nothing of the first.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from headrace.prepare.estimate import Estimate, estimate_text
 from headrace.prepare.filters import FilterSpec
@@ -22,15 +32,31 @@ from headrace.prepare.options import ErrorOptions, OutputOptions, RecordOptions,
 from headrace.prepare.run_plan import TextProgress
 from headrace.prepare.text import prepare_text
 
+if TYPE_CHECKING:
+    from headrace.prepare.recipe import RecipeOptions, estimate_recipe, prepare_recipe
+
+_LAZY = ("RecipeOptions", "estimate_recipe", "prepare_recipe")
+
 __all__ = [
     "ErrorOptions",
     "Estimate",
     "FilterSpec",
     "OutputOptions",
+    "RecipeOptions",
     "RecordOptions",
     "TextOptions",
     "TextProgress",
     "TokenOptions",
+    "estimate_recipe",
     "estimate_text",
+    "prepare_recipe",
     "prepare_text",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'headrace.prepare' has no attribute {name!r}")
+    value = getattr(import_module("headrace.prepare.recipe"), name)
+    globals()[name] = value
+    return value

@@ -4,7 +4,7 @@ Pass 1 appends frames to them, in memory first and then many documents at a time
 another by the whole hash. As buckets are in the order of their high bits, the documents of all of them in a row are in
 the order of their hashes, whatever the number of buckets is. A frame:
 
-    uint64 x (3 + keys)   bytes of the frame, documents, tokens of each key, and last xxh3_64 of the rest
+    uint64 x (3 + keys)   bytes of the frame, documents, values of each key, and last xxh3_64 of the rest
     (n,) uint64           order hash
     (n,) int64            number of the document in the order of the input
     for each key: (n,) uint32 lengths, padded to 8 bytes; then its tokens, padded to 8 bytes
@@ -103,10 +103,10 @@ class Buckets:
 class BucketSorter:
     """Sorts buckets into pieces beside them, in a worker. Memory: three times the bucket."""
 
-    def __init__(self, folder: str, num_keys: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, folder: str, dtypes: Sequence[np.dtype[Any]]) -> None:
         self._folder = folder
-        self._num_keys = num_keys
-        self._dtype = dtype
+        self._num_keys = len(dtypes)
+        self._dtypes = tuple(dtypes)
 
     def run(self, order: SortTask) -> PieceDone:
         """Sort a bucket by order hash, and by ordinal where two are equal.
@@ -135,7 +135,7 @@ class BucketSorter:
         if data.size != order.size:
             raise OutputError(f"{path}: a bucket has {data.size:,} bytes, {order.size:,} were written; {_DAMAGED}")
         hashes, ordinals = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-        tokens: list[list[NDArray[Any]]] = [[np.zeros(0, self._dtype)] for _ in range(self._num_keys)]
+        tokens: list[list[NDArray[Any]]] = [[np.zeros(0, dtype)] for dtype in self._dtypes]
         lengths: list[list[IntArray]] = [[np.zeros(0, np.int64)] for _ in range(self._num_keys)]
         offset = 0
         while offset < data.size:
@@ -149,11 +149,11 @@ class BucketSorter:
             hashes.append(body[: 8 * count].view(np.uint64))
             ordinals.append(body[8 * count : 16 * count].view(np.int64))
             at = 16 * count
-            for key in range(self._num_keys):
+            for key, dtype in enumerate(self._dtypes):
                 lengths[key].append(body[at : at + 4 * count].view(np.uint32).astype(np.int64))
                 at += _rounded(4 * count)
-                num_bytes = num_tokens[key] * self._dtype.itemsize
-                tokens[key].append(body[at : at + num_bytes].view(self._dtype))
+                num_bytes = num_tokens[key] * dtype.itemsize
+                tokens[key].append(body[at : at + num_bytes].view(dtype))
                 at += _rounded(num_bytes)
         rows = [(np.concatenate(tokens[key]), np.concatenate(lengths[key])) for key in range(self._num_keys)]
         return np.concatenate(hashes), np.concatenate(ordinals), rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from headrace.prepare.duplicates import hash_texts
 from headrace.prepare.filters import Filters
 from headrace.prepare.messages import Setup
 from headrace.prepare.ragged import IntArray, add_ends, keep_rows, total_lengths
+from headrace.prepare.sample_counts import SampleCounts
 from headrace.prepare.sources import BadRecord, Block
 
 SAMPLE_ONE_IN = 2000
@@ -28,10 +29,11 @@ class Documents:
     """What became of a block. The n documents are those kept, in order."""
 
     tokens: list[NDArray[Any]]
-    """For each key, in the dtype of the store."""
+    """For each column, in its dtype; that of domains is an index into ``domains``."""
     lengths: list[IntArray]
-    """For each key (n,), end-of-document tokens and the like included."""
+    """For each column (n,), end-of-document tokens and the like included."""
     lines: IntArray
+    """(n,) ascending; a line whose record was split is there several times."""
     places: IntArray
     ids: list[str] | None
     text_hashes: NDArray[np.uint64] | None
@@ -41,7 +43,7 @@ class Documents:
     bad: list[BadRecord]
     """Among them those that cannot be used."""
     num_read: int
-    """Records kept or dropped by a filter."""
+    """Records kept or dropped by a filter; one that was split counts as often as it has documents."""
     text_bytes: int
     num_special: int
     num_proved: int
@@ -52,6 +54,18 @@ class Documents:
     bos_tokens: int
     dropped_documents: dict[str, int]
     dropped_tokens: dict[str, int]
+    truncated_tokens: dict[str, int] = dataclasses.field(default_factory=dict)
+    num_split: int = 0
+    """Documents beyond one a record."""
+    domains: list[str] = dataclasses.field(default_factory=list)
+    samples: SampleCounts | None = None
+
+
+class Encoder(Protocol):
+    """Whatever turns blocks into documents."""
+
+    def encode(self, block: Block, file: int) -> Documents:
+        """The documents of a block of this input file; errors as of `BlockEncoder`."""
 
 
 class BlockEncoder:
@@ -76,7 +90,7 @@ class BlockEncoder:
         if self._setup.join is not None:
             columns = [[self._setup.join.join(texts) for texts in zip(*columns, strict=True)]]
         count = len(block.lines)
-        state = _State(block, count)
+        state = BlockState(block, count)
         special = self._finder.find(columns[0]) if count else np.zeros(0, np.bool_)
         for texts in columns[1:]:
             special = special | self._finder.find(texts)
@@ -92,7 +106,7 @@ class BlockEncoder:
         return self._documents(block, columns, state, rows, int(np.count_nonzero(special)))
 
     def _encode_rows(
-        self, columns: list[list[str]], state: _State, places: IntArray, file: int
+        self, columns: list[list[str]], state: BlockState, places: IntArray, file: int
     ) -> list[tuple[NDArray[np.uint32], IntArray]]:
         """For each key ids and lengths of the records that are still alive, those that fail to encode refused."""
         sampled = derive_array(derive(self._setup.sample_key, file), places) % np.uint64(SAMPLE_ONE_IN) == 0
@@ -117,7 +131,7 @@ class BlockEncoder:
         self,
         block: Block,
         columns: list[list[str]],
-        state: _State,
+        state: BlockState,
         rows: list[tuple[NDArray[np.uint32], IntArray]],
         num_special: int,
     ) -> Documents:
@@ -176,7 +190,7 @@ class BlockEncoder:
         return hash_texts(columns)
 
 
-class _State:
+class BlockState:
     """What has become of each record of a block so far."""
 
     def __init__(self, block: Block, count: int) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from headrace.errors import ConfigError, InputError
 from headrace.prepare.backends import TRUTH, MismatchError, choose_backend
@@ -79,19 +80,13 @@ def estimate_text(
     check_options(options)
     if any(os.fspath(name) == "-" for name in inputs):
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
+    return estimate_plan(lambda: _plan(inputs, tokenizer, options))
+
+
+def estimate_plan(make_plan: Callable[[], RunPlan]) -> Estimate:
+    """As `estimate_text`, of any plan; to make it is a part of the time that is estimated."""
     begin_s = time.monotonic()
-    loaded = load_tokenizer(tokenizer)
-    files = find_inputs(inputs, spec=RunPlan.record_spec(options), keep_faulty=options.errors.on_error == "skip")
-    special = options.tokens.special_tokens_in_text
-    plan = RunPlan(
-        files=tuple(files),
-        options=options,
-        tokenizer=loaded,
-        eod=loaded.find_eod(options.tokens.eod)[0] if options.tokens.append_eod else None,
-        bos=loaded.find_bos(options.tokens.bos)[0] if options.tokens.prepend_bos else None,
-        choice=choose_backend(loaded.json, wanted=options.tokens.backend, special=special),
-        task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
-    )
+    plan = make_plan()
     load_s = time.monotonic() - begin_s
     backend, fallback = plan.choice.name, ""
     try:
@@ -102,18 +97,33 @@ def estimate_text(
     return _estimate(plan, sample, backend=backend, fallback=fallback, load_s=load_s)
 
 
+def _plan(inputs: Sequence[str | os.PathLike[str]], tokenizer: str | os.PathLike[str], options: TextOptions) -> RunPlan:
+    loaded = load_tokenizer(tokenizer)
+    files = find_inputs(inputs, spec=RunPlan.record_spec(options), keep_faulty=options.errors.on_error == "skip")
+    special = options.tokens.special_tokens_in_text
+    return RunPlan(
+        files=tuple(files),
+        options=options,
+        tokenizer=loaded,
+        eod=loaded.find_eod(options.tokens.eod)[0] if options.tokens.append_eod else None,
+        bos=loaded.find_bos(options.tokens.bos)[0] if options.tokens.prepend_bos else None,
+        choice=choose_backend(loaded.json, wanted=options.tokens.backend, special=special),
+        task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
+    )
+
+
 def _estimate(plan: RunPlan, sample: Sample, *, backend: str, fallback: str, load_s: float) -> Estimate:
     if not sample.num_records:
         raise InputError(f"no records in a sample of {len(plan.files):,} files: is this the right data?")
     sizes, *columns = sample.columns
-    tokens, documents, cpu_s = (
+    tokens, documents, cpu_s, value_bytes = (
         scale_up(column, sizes, total_size=plan.total_bytes, is_whole=sample.is_whole) for column in columns
     )
     tasks = Tasks.of(plan)
     cores = usable_cores()
     workers = max(min(plan.options.workers or cores, cores, tasks.count), 1)
     num_documents, num_tokens = round(documents.value), round(tokens.value)
-    disk = forecast_disk(plan, tasks, documents=num_documents, tokens=num_tokens, workers=workers)
+    disk = forecast_disk(plan, tasks, documents=num_documents, value_bytes=round(value_bytes.value), workers=workers)
     seconds = load_s + forecast_seconds(
         plan,
         tasks,
@@ -134,7 +144,7 @@ def _estimate(plan: RunPlan, sample: Sample, *, backend: str, fallback: str, loa
         tokens=num_tokens,
         tokens_low=max(round(tokens.value - 2 * tokens.error), 0),
         tokens_high=round(tokens.value + 2 * tokens.error),
-        dtype=plan.dtype.name,
+        dtype=np.dtype(plan.columns[0].dtype).name,
         output_bytes=disk.output,
         peak_disk_bytes=disk.peak,
         seconds=round(seconds, 3),

@@ -3,63 +3,92 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headrace.errors import HeadraceError
 from headrace.io import FileSum
 from headrace.prepare.ledger import RunLedger
 from headrace.prepare.run_plan import RunPlan
 from headrace.prepare.run_state import RunState
+from headrace.prepare.store_output import series_folder
 from headrace.prepare.taking import ORIGINS_NAME, SHARDS_NAME
 from headrace.stores import (
     MANIFEST_NAME,
     BackendInfo,
+    DocumentLedger,
     InputFile,
     InputOrder,
+    Ledger,
     Manifest,
     OutputShard,
+    SampleLedger,
     ShuffledOrder,
     TokenizerInfo,
+    TokenLedger,
     WrittenShard,
     save_manifest,
 )
 
+DOMAIN_OPTION = "domain"
+"""The key of the ``options`` in a domain's manifest that says which documents of the whole store it holds."""
+
 
 def name_outputs(
-    plan: RunPlan, shards: Sequence[tuple[WrittenShard, ...]], origins: Sequence[FileSum], work: Path
+    plan: RunPlan,
+    series: Sequence[Sequence[tuple[WrittenShard, ...]]],
+    domains: Sequence[str],
+    origins: Sequence[FileSum],
+    work: Path,
 ) -> tuple[list[OutputShard], dict[str, str]]:
     """The shards as the manifest lists them, and the moves that give all files their final names.
 
-    One shard is ``text_document``, as Megatron's tool names it; of several each has its number behind that.
+    One shard is ``text_document``, as Megatron's tool names it; of several each has its number behind that. The series
+    of a domain lies in a folder of its name, with a manifest of its own.
     """
     outputs: list[OutputShard] = []
     moves = {MANIFEST_NAME: MANIFEST_NAME}
     for file in origins:
         moves[f"{ORIGINS_NAME}/{file.name}"] = f"provenance/{file.name}"
     late: dict[str, str] = {}
-    folder = work / SHARDS_NAME
+    for number, shards in enumerate(series):
+        folder, below = work / SHARDS_NAME, ""
+        if domains:
+            folder, below = series_folder(folder, number), f"{domains[number]}/"
+            moves[f"{folder.relative_to(work).as_posix()}/{MANIFEST_NAME}"] = below + MANIFEST_NAME
+        named, pairs = _named(plan, shards, folder)
+        outputs += [msgspec.structs.replace(shard, prefix=below + shard.prefix) for shard in named]
+        for old, new in pairs:
+            where = moves if new.endswith(".bin") else late
+            where[f"{folder.relative_to(work).as_posix()}/{old}"] = below + new
+    return outputs, {**moves, **late}
+
+
+def _named(
+    plan: RunPlan, shards: Sequence[tuple[WrittenShard, ...]], folder: Path
+) -> tuple[list[OutputShard], list[tuple[str, str]]]:
+    """The shards of one series, and the names of their files in its folder, as they are and as they will be."""
+    outputs: list[OutputShard] = []
+    pairs: list[tuple[str, str]] = []
     for number, written in enumerate(shards):
         for index, shard in enumerate(written):
             source = Path(shard.prefix).relative_to(folder).as_posix()
-            if shard.format == "keyed":
+            if shard.format != "indexed":
                 outputs.append(OutputShard.of(shard, folder))
-                pairs = [(f"{source}/{file.name}", f"{source}/{file.name}") for file in shard.files]
-            else:
-                key = plan.keys[index]
-                target = f"{key}_document" if len(shards) == 1 else f"{key}_document_{number:05d}"
-                files = tuple(
-                    msgspec.structs.replace(file, name=target + Path(file.name).suffix) for file in shard.files
-                )
-                renamed = msgspec.structs.replace(shard, files=files, prefix=str(folder / target))
-                outputs.append(OutputShard.of(renamed, folder, key=key))
-                pairs = [(source + suffix, target + suffix) for suffix in (".bin", ".idx")]
-            for old, new in pairs:
-                where = late if new.endswith((".idx", "meta.json")) else moves
-                where[f"{SHARDS_NAME}/{old}"] = new
-    return outputs, {**moves, **late}
+                below = f"{source}/" if shard.format == "keyed" else ""
+                pairs += [(below + file.name, below + file.name) for file in shard.files]
+                continue
+            key = plan.keys[index]
+            target = f"{key}_document" if len(shards) == 1 else f"{key}_document_{number:05d}"
+            files = tuple(msgspec.structs.replace(file, name=target + Path(file.name).suffix) for file in shard.files)
+            renamed = msgspec.structs.replace(shard, files=files, prefix=str(folder / target))
+            outputs.append(OutputShard.of(renamed, folder, key=key))
+            pairs += [(source + suffix, target + suffix) for suffix in (".bin", ".idx")]
+    return outputs, pairs
 
 
 def build_manifest(
@@ -69,6 +98,7 @@ def build_manifest(
     outputs: Sequence[OutputShard],
     origins: Sequence[FileSum],
     work: Path,
+    supervised: Sequence[int] = (),
 ) -> Manifest:
     """Balance the ledger, and write the manifest into the work folder.
 
@@ -77,8 +107,13 @@ def build_manifest(
     """
     first_key = plan.keys[0]
     num_documents = sum(shard.documents for shard in outputs if first_key in shard.keys)
+    counts = _check_parallel(plan, outputs)
     balance = ledger.balance(
-        num_documents=num_documents, num_tokens=sum(shard.tokens for shard in outputs), num_origins=num_documents
+        num_documents=num_documents,
+        num_tokens=sum(counts.values()),
+        num_origins=num_documents,
+        keys=counts,
+        supervised=sum(supervised),
     )
     choice, seed = plan.choice, plan.options.output.shuffle
     manifest = Manifest(
@@ -115,7 +150,62 @@ def build_manifest(
     return save_manifest(work, manifest)
 
 
+def save_domains(plan: RunPlan, state: RunState, manifest: Manifest, work: Path, supervised: Sequence[int]) -> None:
+    """Write a manifest into the folder of each domain, so that it opens as a store of its own.
+
+    It says which documents of the whole store it holds; where they come from stands beside that one alone.
+    """
+    first = 0
+    for number, name in enumerate(state.domains):
+        shards = [shard for shard in manifest.outputs if shard.prefix.startswith(f"{name}/")]
+        own = [msgspec.structs.replace(shard, prefix=shard.prefix.removeprefix(f"{name}/")) for shard in shards]
+        num_documents = sum(shard.documents for shard in own if plan.keys[0] in shard.keys)
+        counts = _check_parallel(plan, own)
+        save_manifest(
+            series_folder(work / SHARDS_NAME, number),
+            msgspec.structs.replace(
+                manifest,
+                inputs=(),
+                options={**manifest.options, DOMAIN_OPTION: {"name": name, "first_document": first}},
+                outputs=tuple(own),
+                ledger=Ledger(
+                    documents=DocumentLedger(read=num_documents, kept=num_documents),
+                    tokens=TokenLedger(made=sum(counts.values()), kept=sum(counts.values())),
+                    samples=SampleLedger(
+                        keys={key: TokenLedger(made=one, kept=one) for key, one in counts.items()},
+                        supervised=supervised[number],
+                    ),
+                ),
+                errors=(),
+                provenance=(),
+                xxh3_128="",
+            ),
+        )
+        first += num_documents
+
+
+def _check_parallel(plan: RunPlan, outputs: Sequence[OutputShard]) -> dict[str, int]:
+    """Ids in the store by key, after a look that keys which go together have as many values.
+
+    Raises:
+        HeadraceError: they do not.
+    """
+    values: Counter[str] = Counter()
+    for shard in outputs:
+        values.update({key: info.tokens for key, info in shard.keys.items()})
+    for column in plan.columns:
+        if column.parallel_to and values[column.key] != values[column.parallel_to]:
+            raise HeadraceError(
+                f"the ledger does not balance: {column.key!r} has {values[column.key]:,} values, "
+                f"{column.parallel_to!r} {values[column.parallel_to]:,}. Nothing was written. This is a defect of "
+                "Headrace: please report it."
+            )
+    return {column.key: values[column.key] for column in plan.columns if column.kind == "ids"}
+
+
 def _options(plan: RunPlan) -> dict[str, Any]:
+    if plan.recipe is not None:
+        return plan.recipe.described
     options = plan.options
     names = ("records", "tokens", "filters", "deduplicate", "output", "errors")
     # By way of JSON, so that what is returned equals what is read back.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from headrace.prepare.backends import TRUTH, Choice, compare, load_backend
+from headrace.prepare.backends import TRUTH, Choice, SpecialPolicy, compare, load_backend
 from headrace.prepare.options import TextOptions
 from headrace.prepare.sources import RecordSpec, SourceFile, Span, open_span
 
@@ -21,8 +21,12 @@ def prove_first_documents(
     """The choice and the number of texts proved; or that of ``tokenizers``, where one of them differs."""
     if choice.name == TRUTH:
         return choice, 0
-    special = options.tokens.special_tokens_in_text
     texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options))
+    return prove_texts(choice, texts, tokenizer_json, options.tokens.special_tokens_in_text)
+
+
+def prove_texts(choice: Choice, texts: list[str], tokenizer_json: bytes, special: SpecialPolicy) -> tuple[Choice, int]:
+    """As `prove_first_documents`, for texts that are at hand."""
     fast = load_backend(choice.name, tokenizer_json, special)
     truth = load_backend(TRUTH, tokenizer_json, special)
     found = compare(fast, truth, texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from headrace.prepare.buckets import choose_num_buckets
 from headrace.prepare.executor import RUN_AHEAD
@@ -55,17 +56,17 @@ class Disk(NamedTuple):
     peak: int
 
 
-def forecast_disk(plan: RunPlan, tasks: Tasks, *, documents: int, tokens: int, workers: int) -> Disk:
+def forecast_disk(plan: RunPlan, tasks: Tasks, *, documents: int, value_bytes: int, workers: int) -> Disk:
     """What stays in the output folder, and about the most that is in it on the way.
 
     On the way are pieces: two tasks a worker that wait for their turn, some of the task whose turn it is, and what was
     taken since the last checkpoint. A shuffled run has its documents in buckets first.
     """
     num_keys = len(plan.keys)
-    token_bytes = tokens * plan.dtype.itemsize
-    per_document = _index_bytes(plan) + ORDER_BYTES * plan.is_shuffled
-    output = token_bytes + documents * per_document
-    pieces = token_bytes + documents * 8 * num_keys
+    has_domains = any(column.kind == "domain" for column in plan.columns)
+    per_document = _index_bytes(plan) + ORDER_BYTES * (plan.is_shuffled or has_domains)
+    output = value_bytes + documents * per_document
+    pieces = value_bytes + documents * 8 * num_keys
     largest = tasks.largest * pieces
     ahead = min(RUN_AHEAD * workers, tasks.count - 1) * largest
     waiting = min(ahead + 3 * min(largest, PIECE_BYTES) + plan.pending_bytes, pieces)
@@ -73,9 +74,12 @@ def forecast_disk(plan: RunPlan, tasks: Tasks, *, documents: int, tokens: int, w
     if plan.is_shuffled:
         num_buckets = choose_num_buckets(plan.output_bytes, workers)
         frames = min(documents, tasks.count * num_buckets)
-        buckets = token_bytes + documents * (SORT_BYTES + 4 * num_keys) + frames * 8 * (3 + 2 * num_keys)
+        buckets = value_bytes + documents * (SORT_BYTES + 4 * num_keys) + frames * 8 * (3 + 2 * num_keys)
         sorted_bytes = min((workers + 2) * buckets / num_buckets + plan.pending_bytes, buckets)
         peak = max(buckets + waiting, max(buckets, output) + sorted_bytes)
+    if plan.options.output.format == "hdf5":  # until a shard is complete it lies there in another layout
+        shard = plan.options.output.shard_tokens
+        peak += value_bytes if shard is None else min(shard * max(_itemsizes(plan)), value_bytes)
     return Disk(output, round(peak))
 
 
@@ -97,5 +101,10 @@ def forecast_seconds(
 
 
 def _index_bytes(plan: RunPlan) -> int:
-    """Of the index a document: lengths, pointers and document indices; or, in ``meta.json``, a number as text."""
-    return (20 if plan.options.output.format == "indexed" else 11) * len(plan.keys)
+    """Of the index a document: lengths, pointers and document indices; in ``meta.json``, a number as text; in HDF5, the
+    header of each array."""
+    return {"indexed": 20, "keyed": 11, "hdf5": 800}[plan.options.output.format] * len(plan.keys)
+
+
+def _itemsizes(plan: RunPlan) -> list[int]:
+    return [np.dtype(column.dtype).itemsize for column in plan.columns]

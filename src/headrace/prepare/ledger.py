@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.prepare.piece import PieceInfo, SpanResult, add_counts
+from headrace.prepare.sample_counts import SampleCounts
 from headrace.prepare.sources import SampleBy, SourceFile, counted_from, record_noun
 from headrace.stores import DocumentLedger, ErrorEntry, Ledger, TokenLedger
 
-DUPLICATE = "duplicate"
+DUPLICATE, MAX_RECORDS = "duplicate", "max_records"
 
 
 class LedgerState(msgspec.Struct, kw_only=True):
@@ -37,15 +38,22 @@ class LedgerState(msgspec.Struct, kw_only=True):
     eod_tokens: int = 0
     bos_tokens: int = 0
     dropped_tokens: dict[str, int] = {}
+    truncated_tokens: dict[str, int] = {}
+    samples: SampleCounts | None = None
+    """What is counted where a recipe makes the documents."""
     errors: list[ErrorEntry] = []
 
 
-class Duplicates(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent left out of a piece because it had been met before."""
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent left out of a piece: what had been met before, or what a limit does not let in."""
 
+    reason: str = DUPLICATE
     documents: int = 0
     empty: int = 0
     tokens: int = 0
+    keys: dict[str, int] = {}
+    """Tokens by key."""
+    supervised: int = 0
 
 
 class RunLedger:
@@ -66,13 +74,14 @@ class RunLedger:
     @property
     def tokens(self) -> int:
         """Tokens kept so far, end-of-document tokens and the like included."""
-        return self._made - sum(self.state.dropped_tokens.values())
+        state = self.state
+        return self._made - sum(state.dropped_tokens.values()) - sum(state.truncated_tokens.values())
 
     @property
     def _made(self) -> int:
         return self.state.text_tokens + self.state.eod_tokens + self.state.bos_tokens
 
-    def add(self, info: PieceInfo, duplicates: Duplicates) -> None:
+    def add(self, info: PieceInfo, left_out: Sequence[LeftOut] = ()) -> None:
         """Take the next piece's counts, in the order of the input.
 
         Raises:
@@ -91,19 +100,52 @@ class RunLedger:
         self._equal("records of a piece, and documents kept plus dropped", documents, info.num_documents + dropped)
         self._equal("documents of a piece, and those of its spans", info.num_documents, kept)
         self._equal("bad records of a piece, and those listed", sum(span.bad for span in info.spans), len(info.errors))
-        state.empty += info.num_empty - duplicates.empty
+        state.empty += info.num_empty
         state.special += info.num_special
         state.proved += info.num_proved
         state.routed += info.num_routed
-        state.kept += info.num_documents - duplicates.documents
+        state.kept += info.num_documents
         add_counts(state.dropped, info.dropped)
         state.text_tokens += info.tokens.text
         state.eod_tokens += info.tokens.eod
         state.bos_tokens += info.tokens.bos
         add_counts(state.dropped_tokens, info.tokens.dropped)
-        if duplicates.documents:
-            add_counts(state.dropped, {DUPLICATE: duplicates.documents})
-            add_counts(state.dropped_tokens, {DUPLICATE: duplicates.tokens})
+        add_counts(state.truncated_tokens, info.tokens.truncated)
+        if info.samples is not None:
+            self._add_samples(info, info.samples)
+        for left in left_out:
+            self._take_off(left)
+
+    def _take_off(self, left: LeftOut) -> None:
+        state = self.state
+        if not left.documents:
+            return
+        state.kept -= left.documents
+        state.empty -= left.empty
+        add_counts(state.dropped, {left.reason: left.documents})
+        add_counts(state.dropped_tokens, {left.reason: left.tokens})
+        if state.samples is not None:
+            state.samples.drop(left.reason, left.keys, left.supervised)
+
+    def _add_samples(self, info: PieceInfo, samples: SampleCounts) -> None:
+        """The sums by key are those of all tokens, taken apart."""
+        sums, tokens = samples.keys.values(), info.tokens
+        self._equal(
+            "tokens of a piece, and those of its keys", tokens.text + tokens.eod + tokens.bos, sum(s.made for s in sums)
+        )
+        truncated, dropped = sum(tokens.truncated.values()), sum(tokens.dropped.values())
+        self._equal("tokens cut off in a piece, and those of its keys", truncated, sum(s.truncated for s in sums))
+        by_key = sum(sum(s.dropped.values()) for s in sums)
+        self._equal("tokens dropped in a piece, and those of its keys", dropped, by_key)
+        for key, one in samples.keys.items():
+            accounted = one.kept + one.truncated + sum(one.dropped.values())
+            self._equal(f"tokens of {key!r} made, and those kept, cut off and dropped", one.made, accounted)
+        split = sum(span.split for span in info.spans)
+        records = sum(span.documents for span in info.spans) - split
+        self._equal("records of a piece, and those that were made into samples", records, samples.records)
+        if self.state.samples is None:
+            self.state.samples = SampleCounts()
+        self.state.samples.add(samples)
 
     def _entry(self, file: int, line: int, message: str) -> ErrorEntry:
         unit = record_noun(self._files[file].format, self._sample_by)
@@ -115,9 +157,10 @@ class RunLedger:
             reached = state.reached[span.file]
             self._equal(f"{name}: where one span ends, and where the next begins", reached, span.begin)
             state.reached[span.file] = span.end
-        accounted = span.documents + span.blank_lines + span.bad
+        accounted = span.documents - span.split + span.blank_lines + span.bad
         self._equal(f"{name}: lines, and records plus blank and bad ones", span.lines, accounted)
-        self._equal(f"{name}: lines, and documents plus skipped ones", span.lines, span.kept + span.skipped)
+        found = span.kept - span.split + span.skipped
+        self._equal(f"{name}: lines, and documents plus skipped ones", span.lines, found)
         state.lines[span.file] += span.lines
         if span.xxh3_128:
             state.hashes[span.file] = span.xxh3_128
@@ -128,8 +171,18 @@ class RunLedger:
         state.documents += span.documents
         state.text_bytes += span.text_bytes
 
-    def balance(self, *, num_documents: int, num_tokens: int, num_origins: int) -> Ledger:
+    def balance(
+        self,
+        *,
+        num_documents: int,
+        num_tokens: int,
+        num_origins: int,
+        keys: Mapping[str, int] | None = None,
+        supervised: int = 0,
+    ) -> Ledger:
         """The ledger for the manifest, held against the store that was written and its table of origins.
+
+        ``keys``: ids of the store by key, and ``supervised`` the ones in its masks, where a recipe made it.
 
         Raises:
             HeadraceError: it does not balance.
@@ -143,6 +196,10 @@ class RunLedger:
         self._equal(
             "records read, and documents kept plus dropped", state.documents, state.kept + sum(state.dropped.values())
         )
+        if state.samples is not None:
+            for key, sums in state.samples.keys.items():
+                self._equal(f"tokens of {key!r} kept, and in the store", sums.kept, (keys or {}).get(key, 0))
+            self._equal("trained tokens kept, and ones in the masks", state.samples.supervised, supervised)
         dropped = dict(state.dropped)
         if state.bad:
             dropped["bad"] = state.bad
@@ -162,7 +219,9 @@ class RunLedger:
                 eod=state.eod_tokens,
                 bos=state.bos_tokens,
                 dropped={name: number for name, number in sorted(state.dropped_tokens.items()) if number},
+                truncated={name: number for name, number in sorted(state.truncated_tokens.items()) if number},
             ),
+            samples=None if state.samples is None else state.samples.ledger(),
         )
 
     @staticmethod

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from headrace.prepare.backends.backend import SpecialPolicy
+from headrace.prepare.columns import Column
 from headrace.prepare.filters import FilterSpec
 from headrace.prepare.sources import RecordSpec, SourceFile, Task
 
@@ -23,6 +24,22 @@ class Encoding(msgspec.Struct, frozen=True):
     bos: int | None
     vocab_size: int
     dtype: str
+
+
+class Making(msgspec.Struct, frozen=True, kw_only=True):
+    """How records become samples, where a recipe says it. In JSON, so that runs over text load nothing of it."""
+
+    recipe: bytes
+    """The `Recipe`, with the layout of each input said."""
+
+    sources: tuple[int, ...]
+    """For each input file, the number of the recipe's input that named it."""
+
+    template: bytes | None
+    """The `TemplateSetup`."""
+
+    special_tokens: dict[str, str]
+    """``bos_token`` and the like, where there is no template to say them."""
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
@@ -42,7 +59,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     join: str | None
     encoding: Encoding
     filters: FilterSpec
-    keys: tuple[str, ...]
+    columns: tuple[Column, ...]
     on_error: Literal["stop", "skip"]
     max_errors: int | None
     """Bad records after which a piece need not be finished: the run fails by it alone."""
@@ -52,6 +69,9 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
     sample_key: int
     """Of the sample of documents that are proved."""
+
+    making: Making | None = None
+    """None: each text is a document."""
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):

@@ -60,8 +60,8 @@ class TokenOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is written, and in which order."""
 
-    format: Literal["indexed", "keyed"] = "indexed"
-    """Megatron's ``.bin`` and ``.idx``, or ``.bin`` and ``meta.json``."""
+    format: Literal["indexed", "keyed", "hdf5"] = "indexed"
+    """Megatron's ``.bin`` and ``.idx``, or ``.bin`` and ``meta.json``; HDF5 is for recipes alone."""
 
     shard_tokens: int | None = 1 << 30
     """A shard ends before the document that would take it over this many tokens, all keys together; None writes one
@@ -115,12 +115,29 @@ def check_options(options: TextOptions) -> None:
         ConfigError: with what was found and what is allowed.
     """
     _check_records(options)
-    check_filters(options.filters)
-    tokens, output, errors = options.tokens, options.output, options.errors
+    tokens, output = options.tokens, options.output
+    if output.format == "hdf5":
+        raise ConfigError("format is hdf5: text is stored as indexed or keyed; hdf5 is for recipes")
     if tokens.eod is not None and not tokens.append_eod:
         raise ConfigError(f"eod is {tokens.eod!r}, but nothing is appended: say --append-eod as well, or drop --eod")
     if tokens.bos is not None and not tokens.prepend_bos:
         raise ConfigError(f"bos is {tokens.bos!r}, but nothing is prepended: say --prepend-bos as well, or drop --bos")
+    check_run(options)
+
+
+def check_run(options: TextOptions) -> None:
+    """What `check_options` says of the options that have nothing to do with texts.
+
+    Raises:
+        ConfigError: with what was found and what is allowed.
+    """
+    check_filters(options.filters)
+    output, errors = options.output, options.errors
+    if options.records.max_record_bytes < BLOCK_BYTES:
+        raise ConfigError(
+            f"max_record_bytes is {options.records.max_record_bytes:,}: at least {BLOCK_BYTES:,} are needed; max_chars "
+            "drops shorter documents"
+        )
     if output.shard_tokens is not None and output.shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {output.shard_tokens}: at least 1 is needed, or --single for one shard")
     if output.shuffle is not None and not 0 <= output.shuffle < 1 << 63:
@@ -141,11 +158,6 @@ def _check_records(options: TextOptions) -> None:
         raise ConfigError("a field without a name: name the field of each record that holds the text")
     if len(set(records.fields)) < len(records.fields):
         raise ConfigError(f"a field is named twice: {', '.join(records.fields)}")
-    if records.max_record_bytes < BLOCK_BYTES:
-        raise ConfigError(
-            f"max_record_bytes is {records.max_record_bytes:,}: at least {BLOCK_BYTES:,} are needed; max_chars drops "
-            "shorter documents"
-        )
     if records.join is not None and len(records.fields) < 2:
         raise ConfigError("--join needs several fields: say --field twice or more")
     if len(output_keys(options)) > 1:

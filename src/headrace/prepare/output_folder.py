@@ -15,8 +15,6 @@ Where the move had begun, the next run completes it first.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import re
@@ -27,7 +25,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from headrace.errors import OutputError, StoreError
-from headrace.io import atomic_write, output_errors, safe_relative, sync_folder
+from headrace.io import atomic_write, claim_folder, output_errors, safe_relative, sync_folder
 from headrace.prepare.run_state import differences
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, load_manifest
 
@@ -35,7 +33,7 @@ WORK_NAME = ".headrace-prepare"
 RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
 _MAX_DIFFERENCES = 8
-_OUTPUT_NAMES = re.compile(r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|provenance")
+_OUTPUT_NAMES = re.compile(r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|data_\d{4,}\.h5|provenance")
 
 
 class OutputFolder:
@@ -111,6 +109,13 @@ class OutputFolder:
             self._run = run
         return False
 
+    @property
+    def earlier(self) -> Mapping[str, Any]:
+        """What an unfinished run here said of itself, or one that was complete but for its move; else nothing."""
+        if self._completed is not None:
+            return self._completed
+        return (None if self._restart else self._unfinished()) or {}
+
     def keep(self) -> None:
         """From now on an end without `commit` leaves the hidden folder for a run that goes on."""
         self._keep = True
@@ -141,10 +146,11 @@ class OutputFolder:
         for name in plan["remove"]:
             (self.path / safe_relative(name)).unlink(missing_ok=True)
         if plan["remove"]:
-            for folder in {(self.path / name).parent for name in plan["remove"]}:
+            folders = {folder for name in plan["remove"] for folder in Path(name).parents}
+            for folder in sorted(folders, key=lambda folder: -len(folder.parts)):  # from the inside out
                 with contextlib.suppress(OSError):
-                    if folder != self.path:
-                        folder.rmdir()
+                    if folder.parts:
+                        (self.path / folder).rmdir()
             # From here on the names may be those of new files.
             self._write_commit([], dict(plan["moves"]))
         for source, target in plan["moves"]:
@@ -180,34 +186,10 @@ class OutputFolder:
             self._created.append(path)
 
     def _claim(self) -> None:
-        # A run that ends removes its lock: one that was opened before that is a lock on nothing.
-        while self._lock is None:
-            self._try_claim()
-
-    def _try_claim(self) -> None:
-        self.work.mkdir(exist_ok=True)
         try:
-            lock = (self.work / "lock").open("ab")
-        except FileNotFoundError:
-            return
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = claim_folder(self.work)
         except BlockingIOError:
-            lock.close()
             raise OutputError(f"{self.path}: another headrace prepare is writing to this folder") from None
-        except OSError as error:
-            # Some network file systems have no locks: go on without.
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                lock.close()
-                raise
-        try:
-            is_current = os.path.samestat(os.fstat(lock.fileno()), (self.work / "lock").stat())
-        except FileNotFoundError:
-            is_current = False
-        if is_current:
-            self._lock = lock
-        else:
-            lock.close()
 
     def _clear(self) -> None:
         """Remove what an earlier run left.
@@ -280,7 +262,8 @@ def _file_names(manifest: Manifest) -> list[str]:
     for shard in manifest.outputs:
         folder = Path(shard.prefix) if shard.format == "keyed" else Path(shard.prefix).parent
         names += [(folder / file.name).as_posix() for file in shard.files]
-    return names
+    domains = dict.fromkeys(Path(shard.prefix).parent for shard in manifest.outputs)
+    return names + [(folder / MANIFEST_NAME).as_posix() for folder in domains if folder.parts]
 
 
 STDIN_NAME = "stdin"

@@ -22,6 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import OutputError
+from headrace.prepare.sample_counts import SampleCounts
 
 _ALIGN = 8
 _NUMBER = struct.Struct("<Q")
@@ -31,7 +32,7 @@ _TAIL_BYTES = 2 * _NUMBER.size
 class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a piece took of one span. Lines count from the first line of the piece in this span.
 
-    Every line is kept, or it is in the piece's ``skipped`` arrays.
+    Every line is kept, or it is in the piece's ``skipped`` arrays; one that was split is kept several times.
     """
 
     file: int
@@ -51,6 +52,8 @@ class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Bytes of the file that were read for it, for progress."""
     xxh3_128: str
     """Of the whole file where the span is all of it, else empty."""
+    split: int = 0
+    """Documents beyond one a record, of records that became several; ``documents`` counts them as well."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +63,7 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
     eod: int = 0
     bos: int = 0
     dropped: dict[str, int] = {}
+    truncated: dict[str, int] = {}
 
 
 class PieceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +91,10 @@ class PieceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Bad records that were skipped: number of the span in ``spans``, line, message."""
     reasons: tuple[str, ...] = ()
     """What the codes in the array ``skipped_reasons`` mean."""
+    domains: tuple[str, ...] = ()
+    """What the numbers in the column of domains mean."""
+    samples: SampleCounts | None = None
+    """What is counted where a recipe makes the documents; its sums are those of ``tokens``."""
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True):

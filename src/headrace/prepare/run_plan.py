@@ -10,7 +10,8 @@ import numpy as np
 
 from headrace.plan.keys import source_key
 from headrace.prepare.backends import Choice
-from headrace.prepare.messages import Cursor, Encoding, HashTask, Order, Setup, TextTask
+from headrace.prepare.columns import Column
+from headrace.prepare.messages import Cursor, Encoding, HashTask, Making, Order, Setup, TextTask
 from headrace.prepare.options import TextOptions, output_keys
 from headrace.prepare.sources import (
     MAX_TASK_SPANS,
@@ -26,6 +27,7 @@ from headrace.stores import optimal_dtype
 
 MIN_PENDING_BYTES = 1 << 19
 MAX_PENDING_BYTES = 96 << 20
+MAX_OPEN_KEYS = 400
 _CHECKPOINTS = 64
 _BYTES_PER_TOKEN = 3
 """Roughly; it only sizes buckets and checkpoints."""
@@ -45,6 +47,17 @@ class TextProgress(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class RecipePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has besides, where a recipe makes its documents."""
+
+    columns: tuple[Column, ...]
+    making: Making
+    described: dict[str, Any]
+    """For the manifest, and to know the run again: the recipe in full, the template."""
+
+    max_records: int | None = None
+
+
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs, tokeniser and options of a run; what follows from them."""
 
@@ -57,6 +70,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     first_documents: int = 0
     """Texts at the beginning that the truth encoded as well."""
     task_bytes: int
+    recipe: RecipePart | None = None
 
     @staticmethod
     def record_spec(options: TextOptions) -> RecordSpec:
@@ -65,14 +79,32 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return RecordSpec(
             fields=records.fields,
             id_field=records.id_field,
-            whole=options.filters.function is not None,
+            whole=options.filters.function is not None or not records.fields,
             sample_by=records.sample_by,
+            lists=not records.fields,
         )
 
     @property
+    def columns(self) -> tuple[Column, ...]:
+        """The keys that are written, and what goes with them."""
+        if self.recipe is not None:
+            return self.recipe.columns
+        return tuple(Column(key, self.dtype.name) for key in output_keys(self.options))
+
+    @property
     def keys(self) -> tuple[str, ...]:
-        """The token streams that are written."""
-        return output_keys(self.options)
+        """The keys that are written."""
+        return tuple(column.key for column in self.columns if column.kind != "domain")
+
+    @property
+    def max_records(self) -> int | None:
+        """Records after which no more are kept."""
+        return None if self.recipe is None else self.recipe.max_records
+
+    @property
+    def max_domains(self) -> int:
+        """Stores that the run may have open at the same time: each has two files a key."""
+        return MAX_OPEN_KEYS // max(len(self.keys), 1)
 
     @property
     def is_shuffled(self) -> bool:
@@ -125,12 +157,13 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
                 dtype=self.dtype.name,
             ),
             filters=options.filters,
-            keys=self.keys,
+            columns=self.columns,
             on_error=options.errors.on_error,
             max_errors=options.errors.max_errors if isinstance(options.errors.max_errors, int) else None,
             with_text_hashes=options.deduplicate,
             order_key=None if seed is None else source_key(seed, "", "prepare shuffle"),
             sample_key=source_key(0, self.tokenizer.fingerprint, "prepare sample"),
+            making=None if self.recipe is None else self.recipe.making,
         )
 
     def orders(self, *, first_task: int, start: Cursor, hashed: list[str]) -> list[Order]:

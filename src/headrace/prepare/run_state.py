@@ -35,6 +35,10 @@ class RunState(msgspec.Struct, kw_only=True):
     bucket_sizes: list[int] = []
     seen: int = 0
     """Bytes of the file of text hashes."""
+    domains: list[str] = []
+    """Names of the domains, in the order in which the input first has them."""
+    kept_records: int = 0
+    """Counted where the recipe limits them."""
     fallback: str = ""
     """Why everything from some task on is encoded by ``tokenizers``; empty while the fast tokeniser holds."""
 

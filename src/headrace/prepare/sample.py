@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.plan.keys import source_key
-from headrace.prepare.backends import ProvedEncoder, SpecialFinder
-from headrace.prepare.documents import BlockEncoder
+from headrace.prepare.backends import ProvedEncoder
 from headrace.prepare.places import FloatArray, Place, choose_places
 from headrace.prepare.run_plan import RunPlan
 from headrace.prepare.sources import Block, open_span
 from headrace.prepare.sources.reader import LineSpanReader
+from headrace.prepare.worker import load_encoder
 
 NUM_PLACES = 64
 PLACE_BYTES = 128 << 10
@@ -32,6 +32,8 @@ class Row(NamedTuple):
     tokens: float
     documents: float
     cpu_s: float
+    value_bytes: float
+    """Of all that is stored of the documents, without indices."""
 
 
 class Sample:
@@ -58,7 +60,7 @@ class Sample:
         special = plan.options.tokens.special_tokens_in_text
         self._proved = ProvedEncoder(backend, plan.tokenizer.json, special)
         setup = plan.setup(parts="", buckets="", tokenizer="", backend=backend)
-        self._encoder = BlockEncoder(setup, self._proved, SpecialFinder(plan.tokenizer.json))
+        self._encoder = load_encoder(setup, plan.tokenizer.json, self._proved)
         key = source_key(0, plan.tokenizer.fingerprint, "prepare estimate")
         chosen = choose_places(plan.files, key=key, num_points=NUM_PLACES, place_bytes=PLACE_BYTES)
         self.is_whole = chosen.is_whole
@@ -67,7 +69,7 @@ class Sample:
 
     @property
     def columns(self) -> tuple[FloatArray, ...]:
-        """The columns of all rows, (n,) each: sizes, tokens, documents, CPU seconds."""
+        """The columns of all rows, (n,) each: sizes, tokens, documents, CPU seconds, bytes."""
         return tuple(np.array(self._rows, np.float64).reshape(-1, len(Row._fields)).T)
 
     def _read(self, place: Place) -> None:
@@ -134,7 +136,10 @@ class Sample:
         if made.bad and not self.first_error:
             self.first_error = f"{self._plan.files[file].name}: {made.bad[0].message}"
         self.dropped.update(made.dropped_documents)
-        return Row(size, sum(map(len, made.tokens)), len(made.lines), cpu_s)
+        columns = list(zip(self._plan.columns, made.tokens, strict=True))
+        tokens = sum(len(values) for column, values in columns if column.kind == "ids")
+        value_bytes = sum(values.nbytes for column, values in columns if column.kind != "domain")
+        return Row(size, tokens, len(made.lines), cpu_s, value_bytes)
 
     def _warm_up(self, block: Block, file: int) -> None:
         """Load what libraries load with their first text, and see how fast the truth is."""

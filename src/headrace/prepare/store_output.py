@@ -1,34 +1,32 @@
-"""The shards of a run: documents in, one shard after another out, continued after a kill where the state says."""
+"""All shards of a run: one series of them, or one for each domain with the ordinals of its documents."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from headrace.prepare.ragged import IntArray, total_lengths
-from headrace.stores import IndexedWriter, KeyedWriter, WriterState, WrittenShard
+from headrace.errors import StoreError
+from headrace.io import output_errors
+from headrace.prepare.columns import Column, Rows, stored
+from headrace.prepare.ragged import IntArray, keep_rows
+from headrace.prepare.shard_series import Layout, SeriesState, ShardSeries
+from headrace.stores import WrittenShard
 
-Rows = Sequence[tuple[NDArray[Any], IntArray]]
-"""For each key the tokens of n documents in a row, and their (n,) lengths."""
+_READ_ORDINALS = 1 << 18
 
 
 class OutputState(msgspec.Struct, frozen=True, kw_only=True):
-    """Shards that are complete, and where the writers of the next one stand; none where it has no document yet."""
+    """Where each series stands."""
 
-    finished: tuple[tuple[WrittenShard, ...], ...] = ()
-    writers: tuple[WriterState, ...] = ()
+    series: tuple[SeriesState, ...] = ()
 
 
 class StoreOutput:
-    """Writes shards into a folder under working names; what a shard is called in the end is the folder's business.
-
-    A shard ends before the document that would take it over ``shard_tokens`` tokens, all keys together, so that where
-    it ends depends on the documents alone.
+    """Writes documents into the series of their domains; where there is no column of domains there is one series.
 
     Raises:
         OutputError: the system refuses.
@@ -39,103 +37,131 @@ class StoreOutput:
         self,
         folder: Path,
         *,
-        layout: Literal["indexed", "keyed"],
-        keys: Sequence[str],
-        dtype: np.dtype[Any],
+        layout: Layout,
+        columns: Sequence[Column],
         shard_tokens: int | None,
         state: OutputState,
     ) -> None:
         self._folder = folder
-        self._layout = layout
-        self._keys = tuple(keys)
-        self._dtype = dtype
+        self._layout: Layout = layout
+        self._columns = tuple(columns)
         self._shard_tokens = shard_tokens
-        self.finished = list(state.finished)
-        self._writers: list[IndexedWriter | KeyedWriter] = []
-        self._open_tokens = 0
-        if state.writers:
-            self._open(state.writers)
-            self._open_tokens = sum(writer.num_tokens for writer in state.writers)
+        self._series: list[ShardSeries] = []
+        self._ordinals: list[Ordinals] = []
+        try:
+            for series in state.series:
+                self._begin(series)
+        except BaseException:
+            self.suspend()
+            raise
+        if not self.has_domains and not self._series:
+            self._begin(SeriesState())
 
-    def add(self, rows: Rows) -> None:
-        """Append documents, which every key has the same number of."""
-        lengths = total_lengths(rows)
-        if self._shard_tokens is None:
-            if len(lengths):
-                self._append(rows)
+    @property
+    def has_domains(self) -> bool:
+        """Whether documents say their domain."""
+        return len(stored(self._columns)) < len(self._columns)
+
+    @property
+    def supervised(self) -> list[int]:
+        """Trained tokens of each series: ones in its masks."""
+        return [series.supervised for series in self._series]
+
+    def add(self, rows: Rows, ordinals: IntArray | None = None) -> None:
+        """Append documents, which every column has the same number of; with domains, also their ordinals (n,)."""
+        if not self.has_domains:
+            self._series[0].add(rows)
             return
-        first = 0
-        ends = np.cumsum(lengths)
-        begin = 0
-        while first < len(lengths):
-            room = self._shard_tokens - self._open_tokens
-            last = int(np.searchsorted(ends, begin + room, side="right"))
-            if last == first and not self._writers:
-                last = first + 1  # a document that is longer than a shard
-            if last > first:
-                self._append([_slice(row, first, last) for row in rows])
-                self._open_tokens += int(ends[last - 1]) - begin
-                begin, first = int(ends[last - 1]), last
-            if first < len(lengths):
-                self._close()
+        numbers = rows[-1][0]
+        while len(numbers) and len(self._series) <= int(numbers.max()):
+            self._begin(SeriesState())
+        for number in np.unique(numbers).tolist():
+            keep = numbers == number
+            self._series[number].add([(keep_rows(*row, keep), row[1][keep]) for row in rows[:-1]])
+            if ordinals is not None:
+                self._ordinals[number].add(ordinals[keep])
 
     def checkpoint(self) -> OutputState:
         """Bring everything to the disk, and say where to continue."""
-        return OutputState(
-            finished=tuple(self.finished), writers=tuple(writer.checkpoint() for writer in self._writers)
-        )
+        for ordinals in self._ordinals:
+            ordinals.sync()
+        return OutputState(series=tuple(series.checkpoint() for series in self._series))
 
-    def finish(self) -> list[tuple[WrittenShard, ...]]:
-        """Complete the last shard. For each shard what was written: one entry for each key, or one for all of them."""
-        if self._writers:
-            self._close()
-        return self.finished
+    def forget(self) -> None:
+        """The state that `checkpoint` gave is safe: what only an earlier one needs may go."""
+        for series in self._series:
+            series.forget()
+
+    def finish(self) -> list[list[tuple[WrittenShard, ...]]]:
+        """Complete the last shard of each series. For each series its shards, as `ShardSeries.finish` gives them."""
+        return [series.finish() for series in self._series]
+
+    def ordinals(self) -> Iterator[IntArray]:
+        """The ordinals of all documents, series after series, in pieces."""
+        for ordinals in self._ordinals:
+            yield from ordinals.pieces()
 
     def suspend(self) -> None:
         """Close all files, and leave them for a later run."""
-        for writer in self._writers:
-            writer.suspend()
-        self._writers = []
+        for series in self._series:
+            series.suspend()
 
-    def _append(self, rows: Rows) -> None:
-        if not self._writers:
-            self._open(())
-        if self._layout == "keyed":
-            tokens, lengths = ({key: row[part] for key, row in zip(self._keys, rows, strict=True)} for part in (0, 1))
-            for keyed in self._writers:
-                keyed.add_documents(tokens, lengths)  # type: ignore[arg-type]
+    def _begin(self, state: SeriesState) -> None:
+        folder = self._folder
+        if self.has_domains:
+            folder = series_folder(self._folder, len(self._series))
+            with output_errors(folder, "create"):
+                folder.mkdir(exist_ok=True)
+        series = ShardSeries(
+            folder,
+            layout=self._layout,
+            columns=stored(self._columns),
+            shard_tokens=self._shard_tokens,
+            state=state,
+        )
+        if self.has_domains:
+            self._ordinals.append(Ordinals(folder / "ordinals", series.num_documents))
+        self._series.append(series)
+
+
+class Ordinals:
+    """(documents,) int64 in a file that only grows, and is cut to what a checkpoint made sure of."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        with output_errors(path, "continue"):
+            path.touch()
+            if path.stat().st_size < 8 * count:
+                raise StoreError(
+                    f"{path}: has {path.stat().st_size:,} bytes, {8 * count:,} were written; the machine may have lost "
+                    "power. Run again with --restart"
+                )
+            os.truncate(path, 8 * count)
+        self._waiting: list[bytes] = []
+
+    def add(self, ordinals: IntArray) -> None:
+        """Append some."""
+        self._waiting.append(ordinals.astype("<i8").tobytes())
+
+    def sync(self) -> None:
+        """Bring them to the disk."""
+        if not self._waiting:
             return
-        for writer, row in zip(self._writers, rows, strict=True):
-            writer.add_documents(*row)  # type: ignore[arg-type]
+        with output_errors(self._path, "write"), self._path.open("ab", buffering=0) as file:
+            view = memoryview(b"".join(self._waiting))
+            while len(view):
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        self._waiting.clear()
 
-    def _open(self, states: Sequence[WriterState]) -> None:
-        number = len(self.finished)
-        if self._layout == "keyed":
-            dtypes = dict.fromkeys(self._keys, self._dtype)
-            state = states[0] if states else None
-            folder = self._folder / f"shard_{number:04d}"
-            self._writers = [KeyedWriter(folder, dtypes=dtypes, resumable=True, state=state)]
-            return
-        writers: list[IndexedWriter | KeyedWriter] = []
-        try:
-            for index, key in enumerate(self._keys):
-                state = states[index] if states else None
-                prefix = self._folder / f"{key}_document_{number:05d}"
-                writers.append(IndexedWriter(prefix, dtype=self._dtype, resumable=True, state=state))
-        except BaseException:
-            for writer in writers:
-                writer.suspend()
-            raise
-        self._writers = writers
-
-    def _close(self) -> None:
-        written = tuple(writer.finish() for writer in self._writers)
-        self._writers = []
-        self._open_tokens = 0
-        self.finished.append(written)
+    def pieces(self) -> Iterator[IntArray]:
+        """All of them, in order."""
+        self.sync()
+        with output_errors(self._path, "read"), self._path.open("rb") as file:
+            while data := file.read(8 * _READ_ORDINALS):
+                yield np.frombuffer(data, "<i8")
 
 
-def _slice(row: tuple[NDArray[Any], IntArray], first: int, last: int) -> tuple[NDArray[Any], IntArray]:
-    tokens, lengths = row
-    begin = int(lengths[:first].sum())
-    return tokens[begin : begin + int(lengths[first:last].sum())], lengths[first:last]
+def series_folder(folder: Path, number: int) -> Path:
+    """Where the shards of a domain lie until they get its name."""
+    return folder / f"domain_{number:04d}"

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import InputError
 from headrace.io import output_errors
 from headrace.prepare.buckets import Buckets
+from headrace.prepare.choosing import choose
+from headrace.prepare.columns import Rows
 from headrace.prepare.duplicates import HASH_BYTES, Seen
-from headrace.prepare.ledger import DUPLICATE, Duplicates, RunLedger
+from headrace.prepare.ledger import RunLedger
 from headrace.prepare.messages import Cursor
+from headrace.prepare.origins import add_origins
 from headrace.prepare.piece import Piece
-from headrace.prepare.ragged import IntArray, keep_rows
+from headrace.prepare.ragged import keep_rows
 from headrace.prepare.run_plan import RunPlan
 from headrace.prepare.run_state import RunState, save_state
 from headrace.prepare.store_output import StoreOutput
-from headrace.stores import ProvenanceWriter
+from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, ProvenanceWriter
 
 SHARDS_NAME, ORIGINS_NAME, SEEN_NAME, BUCKETS_NAME = "shards", "provenance", "seen", "buckets"
 
@@ -50,36 +53,39 @@ class Taker:
         self.output = StoreOutput(
             folders[0],
             layout=plan.options.output.format,
-            keys=plan.keys,
-            dtype=plan.dtype,
+            columns=plan.columns,
             shard_tokens=plan.options.output.shard_tokens,
             state=state.output,
         )
         self.origins = ProvenanceWriter(
             work / ORIGINS_NAME,
-            with_order=plan.is_shuffled,
+            with_order=plan.is_shuffled or self.output.has_domains,
             with_ids=plan.options.records.id_field is not None,
             state=state.provenance,
         )
         self._buckets = None
         if plan.is_shuffled and state.phase == "encode":
-            self._buckets = Buckets(folders[1], state.num_buckets, len(plan.keys), state.bucket_sizes or None)
+            self._buckets = Buckets(folders[1], state.num_buckets, len(plan.columns), state.bucket_sizes or None)
         self._seen = self._load_seen() if plan.options.deduplicate and state.phase == "encode" else None
 
     def take_text(self, piece: Piece, path: Path) -> None:
         """The next piece of pass 1."""
         info = piece.info
-        is_new = self._find_new(piece)
-        first = self.ledger.state.kept
-        self._take_origins(piece, is_new)
-        self.ledger.add(info, self._duplicates(piece, is_new))
         rows = self._rows(piece)
+        is_new = self._find_new(piece)
+        limit = self._plan.max_records
+        chosen = choose(piece, is_new, None if limit is None else limit - self.state.kept_records)
+        self.state.kept_records += chosen.num_records
+        first = self.ledger.state.kept
+        add_origins(self.origins, piece, chosen, first, self.ledger.state.lines)
+        self.ledger.add(info, chosen.left_out(piece, self._plan.columns, rows))
         if self._buckets is not None:
-            _deal(self._buckets, piece, rows, is_new, first)
-        elif is_new is None or is_new.all():
-            self.output.add(rows)
+            _deal(self._buckets, piece, rows, chosen.keep, first)
+        elif chosen.is_all:
+            self.output.add(rows, np.arange(first, first + info.num_documents))
         else:
-            self.output.add([(keep_rows(*row, is_new), row[1][is_new]) for row in rows])
+            kept = [(keep_rows(*row, chosen.keep), row[1][chosen.keep]) for row in rows]
+            self.output.add(kept, np.arange(first, first + int(np.count_nonzero(chosen.keep))))
         if info.is_last:
             self.state.turn, self.state.cursor = info.turn + 1, Cursor()
         else:
@@ -89,8 +95,9 @@ class Taker:
     def take_sorted(self, piece: Piece, path: Path, bucket: Path) -> None:
         """The next piece of pass 2, and the bucket that it was made of."""
         if piece.info.num_documents:
-            self.output.add(self._rows(piece))
-            self.origins.add_order(piece.arrays["ordinals"])
+            self.output.add(self._rows(piece, is_sorted=True), piece.arrays["ordinals"])
+            if not self.output.has_domains:
+                self.origins.add_order(piece.arrays["ordinals"])
         self.state.turn = piece.info.turn + 1
         self._done_with([path, bucket], 2 * piece.size_bytes)
 
@@ -106,6 +113,7 @@ class Taker:
         state.output = self.output.checkpoint()
         state.provenance = self.origins.checkpoint()
         save_state(self._work, state)
+        self.output.forget()
         for path in self._pending:
             with output_errors(path, "remove"):
                 path.unlink(missing_ok=True)
@@ -121,6 +129,11 @@ class Taker:
         with output_errors(self._work / SEEN_NAME, "remove"):
             (self._work / SEEN_NAME).unlink(missing_ok=True)
 
+    def add_order(self) -> None:
+        """All is written, and domain follows domain: say so. What a kill leaves of it is begun anew."""
+        for ordinals in self.output.ordinals():
+            self.origins.add_order(ordinals)
+
     def suspend(self) -> None:
         """Close all files, and leave them for a later run."""
         self.output.suspend()
@@ -132,63 +145,51 @@ class Taker:
         if self._pending_bytes >= self._max_pending_bytes:
             self.checkpoint()
 
-    def _rows(self, piece: Piece) -> list[tuple[NDArray[Any], IntArray]]:
-        empty = (np.zeros(0, self._plan.dtype), np.zeros(0, np.int64))
-        return [
-            (piece.arrays.get(f"tokens.{key}", empty[0]), piece.arrays.get(f"lengths.{key}", empty[1]))
-            for key in range(len(self._plan.keys))
+    def _rows(self, piece: Piece, *, is_sorted: bool = False) -> Rows:
+        none = np.zeros(0, np.int64)
+        rows = [
+            (
+                piece.arrays.get(f"tokens.{number}", none.astype(column.dtype)),
+                piece.arrays.get(f"lengths.{number}", none),
+            )
+            for number, column in enumerate(self._plan.columns)
         ]
+        if self.output.has_domains and not is_sorted:
+            numbers = np.array([self._domain(name) for name in piece.info.domains], rows[-1][0].dtype)
+            rows[-1] = (numbers[rows[-1][0]], rows[-1][1])
+        return rows
+
+    def _domain(self, name: str) -> int:
+        """The number of a domain in the run.
+
+        Raises:
+            InputError: there are too many, or two would be one folder where letters have no case.
+        """
+        known = self.state.domains
+        if name in known:
+            return known.index(name)
+        most = self._plan.max_domains
+        if len(known) >= most:
+            raise InputError(
+                f"the records have more than {most:,} domains, the last one {name!r}: each is a store with files "
+                "of its own. Choose another output.domain_key, with some kinds of data and not their names"
+            )
+        for other in known:
+            if name.casefold() == other.casefold():
+                raise InputError(f"the domains {name!r} and {other!r} differ by the case of letters alone: rename one")
+        if name in (PROVENANCE_NAME, MANIFEST_NAME):
+            raise InputError(f"a domain is called {name!r}, which is the name of a part of the store: rename it")
+        known.append(name)
+        return len(known) - 1
 
     def _find_new(self, piece: Piece) -> NDArray[np.bool_] | None:
-        """For each document of the piece, in the order of the input, whether its text is met for the first time."""
+        """For each document of the piece, in the order of the input, whether it is met for the first time."""
         if self._seen is None:
             return None
         hashes = piece.arrays.get("text_hashes", np.zeros((0, 2), np.uint64))
         is_new = self._seen.add(hashes)
         self._hashes.append(hashes[is_new].tobytes())
         return is_new
-
-    def _duplicates(self, piece: Piece, is_new: NDArray[np.bool_] | None) -> Duplicates:
-        if is_new is None or is_new.all():
-            return Duplicates()
-        is_old = ~is_new
-        if "rows" in piece.arrays:
-            is_old = is_old[piece.arrays["rows"]]
-        lengths = [row_lengths[is_old] for _, row_lengths in self._rows(piece)]
-        return Duplicates(
-            documents=int(np.count_nonzero(is_old)),
-            empty=int(np.count_nonzero(np.sum(lengths, axis=0) == 0)),
-            tokens=int(np.sum(lengths)),
-        )
-
-    def _take_origins(self, piece: Piece, is_new: NDArray[np.bool_] | None) -> None:
-        info, arrays = piece.info, piece.arrays
-        first = self.ledger.state.kept
-        lines = {span.file: self.ledger.state.lines[span.file] for span in info.spans}
-        document = skip = 0
-        none = np.zeros(0, np.int64)
-        for span in info.spans:
-            skipped = arrays.get("skipped_lines", none)[skip : skip + span.skipped]
-            codes = arrays.get("skipped_reasons", none)[skip : skip + span.skipped]
-            reasons = [info.reasons[code] for code in codes.tolist()]
-            kept = span.kept
-            if is_new is not None and kept:
-                is_old = ~is_new[document : document + kept]
-                old_lines = arrays["lines"][document : document + kept][is_old]
-                if len(old_lines):
-                    skipped = np.concatenate((skipped, old_lines))
-                    reasons += [DUPLICATE] * len(old_lines)
-                    order = np.argsort(skipped, kind="stable")
-                    skipped, reasons = skipped[order], [reasons[index] for index in order]
-                    kept -= len(old_lines)
-            if span.lines:
-                self.origins.add_span(first, kept, span.file, lines[span.file], span.lines, skipped, reasons)
-            lines[span.file] += span.lines
-            document += span.kept
-            skip += span.skipped
-            first += kept
-        if "ids" in arrays:
-            self.origins.add_ids(_ids(arrays["ids"], arrays["ids_lengths"], is_new))
 
     def _load_seen(self) -> Seen:
         path, size = self._work / SEEN_NAME, self.state.seen
@@ -210,28 +211,15 @@ class Taker:
         self._hashes.clear()
 
 
-def _deal(
-    buckets: Buckets,
-    piece: Piece,
-    rows: list[tuple[NDArray[Any], IntArray]],
-    is_new: NDArray[np.bool_] | None,
-    first: int,
-) -> None:
+def _deal(buckets: Buckets, piece: Piece, rows: Rows, keep: NDArray[np.bool_], first: int) -> None:
     """Documents to buckets: they lie sorted in the piece, their ordinals follow the order of the input."""
     if not piece.info.num_documents:
         return
     order, number = piece.arrays["order"], piece.arrays["rows"]
     ordinals = first + number
-    if is_new is not None and not is_new.all():
-        ordinals = (first - 1 + np.cumsum(is_new))[number]
-        keep = is_new[number]
-        rows = [(keep_rows(*row, keep), row[1][keep]) for row in rows]
-        order, ordinals = order[keep], ordinals[keep]
+    if not keep.all():
+        ordinals = (first - 1 + np.cumsum(keep))[number]
+        is_kept = keep[number]
+        rows = [(keep_rows(*row, is_kept), row[1][is_kept]) for row in rows]
+        order, ordinals = order[is_kept], ordinals[is_kept]
     buckets.add(order, ordinals, rows)
-
-
-def _ids(data: NDArray[np.uint8], lengths: IntArray, is_new: NDArray[np.bool_] | None) -> list[str]:
-    ends = np.cumsum(lengths)
-    raw = data.tobytes()
-    chosen = range(len(lengths)) if is_new is None else np.flatnonzero(is_new).tolist()
-    return [raw[ends[index] - lengths[index] : ends[index]].decode() for index in chosen]

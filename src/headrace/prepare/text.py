@@ -9,20 +9,15 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from headrace.io import atomic_write, file_sum
 from headrace.prepare.backends import choose_backend
-from headrace.prepare.filters import function_fingerprint
 from headrace.prepare.first_documents import prove_first_documents
 from headrace.prepare.options import TextOptions, check_options
 from headrace.prepare.output_folder import STDIN_NAME, OutputFolder
 from headrace.prepare.run_plan import RunPlan, TextProgress
-from headrace.prepare.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
-from headrace.prepare.text_run import TextRun
+from headrace.prepare.running import run_in
+from headrace.prepare.sources import choose_task_bytes, find_inputs, spool_stdin
 from headrace.prepare.tokenizer import load_tokenizer
-from headrace.stores import Manifest, load_manifest
-
-RUN_FORMAT = 1
-"""Raised when a change makes other bytes of the same run, or lays out the work folder otherwise."""
+from headrace.stores import Manifest
 
 
 def prepare_text(
@@ -72,21 +67,6 @@ def prepare_text(
         special = options.tokens.special_tokens_in_text
         choice = choose_backend(loaded.json, wanted=options.tokens.backend, special=special)
         choice, first_documents = prove_first_documents(choice, files, spec, options, loaded.json)
-        task_bytes = options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files))
-        run = {
-            "format": RUN_FORMAT,
-            "inputs": [_described(file) for file in files],
-            "tokenizer": loaded.fingerprint,
-            "backend": f"{choice.name} {choice.version}",
-            "task_bytes": task_bytes,
-            "filter": function_fingerprint(options.filters.function) if options.filters.function else "",
-            **_deciding(options),
-        }
-        if folder.begin(run):
-            notice("the run was complete, but for the move of its files, which is done now")
-            return load_manifest(folder.path)
-        snapshot = folder.work / "tokenizer.json"
-        atomic_write(snapshot, loaded.json)
         plan = RunPlan(
             files=tuple(files),
             options=options,
@@ -95,18 +75,9 @@ def prepare_text(
             bos=bos,
             choice=choice,
             first_documents=first_documents,
-            task_bytes=task_bytes,
+            task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
         )
-        text_run = TextRun(plan, folder, on_progress=on_progress or (lambda progress: None), on_notice=notice)
-        manifest, moves = text_run.run()
-        folder.commit(moves)
-    return manifest
-
-
-def _described(file: SourceFile) -> dict[str, Any]:
-    if file.name == "-":
-        return {"name": "-", "size": file.size_bytes, "xxh3_128": file_sum(file.path).xxh3_128}
-    return {"name": file.name, "size": file.size_bytes, "mtime_ns": file.mtime_ns}
+        return run_in(folder, plan, deciding=_deciding(options), on_progress=on_progress, on_notice=notice)
 
 
 def _deciding(options: TextOptions) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
 from headrace.io import hash_bytes, output_errors
 from headrace.prepare.buckets import bucket_path, choose_num_buckets
 from headrace.prepare.executor import RUN_AHEAD, Workers, run_tasks
-from headrace.prepare.finishing import build_manifest, name_outputs
+from headrace.prepare.finishing import build_manifest, name_outputs, save_domains
 from headrace.prepare.ledger import LedgerState
 from headrace.prepare.messages import Failed, HashDone, Order, PieceDone, Progress, Setup, SortTask
 from headrace.prepare.output_folder import RUN_NAME, OutputFolder
@@ -86,9 +86,12 @@ class TextRun:
             # A kill from here on goes on from here.
             self._taker.checkpoint()
             shards = self._taker.output.finish()
+            self._taker.add_order()
             origins = self._taker.origins.finish()
-            outputs, moves = name_outputs(self._plan, shards, origins, self._work)
-            manifest = build_manifest(self._plan, self._state, self._ledger, outputs, origins, self._work)
+            outputs, moves = name_outputs(self._plan, shards, self._state.domains, origins, self._work)
+            supervised = self._taker.output.supervised
+            manifest = build_manifest(self._plan, self._state, self._ledger, outputs, origins, self._work, supervised)
+            save_domains(self._plan, self._state, manifest, self._work, supervised)
         except BaseException as error:
             if self._is_worth_keeping(error):
                 self._folder.keep()
@@ -274,7 +277,9 @@ class TextRun:
             raise _too_many(state.errors[-1], share, f"{allowed:.2%}")
         if state.kept == 0:
             raise _NoOutputError(_no_documents(self._plan, state))
-        if self._ledger.tokens == 0:
+        if self._ledger.tokens == 0 and any(column.kind == "ids" for column in self._plan.columns):
+            if self._plan.recipe is not None:
+                raise _NoOutputError(f"no tokens: all {state.kept:,} documents are empty. Nothing was written.")
             fields = ", ".join(map(repr, self._plan.options.records.fields))
             raise _NoOutputError(
                 f"no tokens: all {state.kept:,} documents are empty (field {fields}). Nothing was written."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.errors import InputError
-from headrace.prepare.documents import BlockEncoder
+from headrace.prepare.documents import Documents, Encoder
 from headrace.prepare.messages import PieceDone, Progress, Setup, TextTask
 from headrace.prepare.piece_builder import PieceBuilder
 from headrace.prepare.sources import BadRecord, SourceFile, Span, open_span
@@ -34,7 +34,7 @@ class TextWork:
     def __init__(
         self,
         setup: Setup,
-        encoder: BlockEncoder,
+        encoder: Encoder,
         *,
         report: Callable[[Progress], None],
         deliver: Callable[[PieceDone], None],
@@ -76,13 +76,17 @@ class TextWork:
                 self._stop(documents.bad[0], span.file)
             self._piece.add(block, documents)
             self._check_errors(span.file)
-            self._advance(block.input_bytes, len(documents.lines), sum(map(len, documents.tokens)))
+            self._advance(block.input_bytes, len(documents.lines), self._num_ids(documents))
             if self._piece.num_bytes >= PIECE_BYTES or self._piece.num_lines >= PIECE_LINES:
                 following = self._piece.next(index, lines)
                 self._deliver(self._piece.write(is_last=False))
                 self._piece = following
                 self._piece.begin_span(span.file, lines)
         self._piece.end_span(reader.begin, reader.end, reader.xxh3_128)
+
+    def _num_ids(self, documents: Documents) -> int:
+        rows = zip(self._setup.columns, documents.tokens, strict=True)
+        return sum(len(tokens) for column, tokens in rows if column.kind == "ids")
 
     def _check_errors(self, file: int) -> None:
         errors, allowed = self._piece.errors, self._setup.max_errors

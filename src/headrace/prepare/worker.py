@@ -19,13 +19,22 @@ import xxhash
 from headrace.errors import HeadraceError, InputError, OutputError
 from headrace.prepare.backends import MismatchError, ProvedEncoder, SpecialFinder
 from headrace.prepare.buckets import BucketSorter
-from headrace.prepare.documents import BlockEncoder
+from headrace.prepare.documents import BlockEncoder, Encoder
 from headrace.prepare.messages import Failed, HashDone, HashTask, Order, PieceDone, Progress, Reply, Setup, SortTask
 from headrace.prepare.sources import SourceFile
 from headrace.prepare.text_task import BadLineError, TextWork
 
 PROGRESS_S = 0.4
 HASH_BLOCK_BYTES = 1 << 20
+
+
+def load_encoder(setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> Encoder:
+    """What a run makes documents with."""
+    if setup.making is None:
+        return BlockEncoder(setup, proved, SpecialFinder(tokenizer_json))
+    from headrace.prepare.record_encoder import RecordEncoder
+
+    return RecordEncoder(setup, tokenizer_json, proved)
 
 
 class Worker:
@@ -35,8 +44,7 @@ class Worker:
         self._connection = connection
         self._setup = setup
         self._text: TextWork | None = None
-        dtype = np.dtype(setup.encoding.dtype)
-        self._sorter = BucketSorter(setup.buckets, len(setup.keys), dtype)
+        self._sorter = BucketSorter(setup.buckets, [np.dtype(column.dtype) for column in setup.columns])
         self._reported_s = time.monotonic()
 
     def handle(self, order: Order) -> Reply:
@@ -63,16 +71,10 @@ class Worker:
             return Failed(order.turn, "crash", traceback.format_exc())
 
     def _load(self) -> TextWork:
-        encoding = self._setup.encoding
-        content = Path(encoding.tokenizer).read_bytes()
-        encoder = ProvedEncoder(encoding.backend, content, encoding.special)
-        finder = SpecialFinder(content)
-        return TextWork(
-            self._setup,
-            BlockEncoder(self._setup, encoder, finder),
-            report=self._report,
-            deliver=self._deliver,
-        )
+        content = Path(self._setup.encoding.tokenizer).read_bytes()
+        proved = ProvedEncoder(self._setup.encoding.backend, content, self._setup.encoding.special)
+        encoder = load_encoder(self._setup, content, proved)
+        return TextWork(self._setup, encoder, report=self._report, deliver=self._deliver)
 
     def _hash(self, file: SourceFile) -> str:
         hasher = xxhash.xxh3_128()

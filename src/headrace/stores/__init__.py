@@ -4,7 +4,9 @@
                 KeyedWriter   -> folder/<key>.bin, meta.json -----+-> WrittenShard -.
                 checkpoint -> WriterState -> a new writer goes on                   v
                 save_manifest(folder, Manifest(outputs=[OutputShard...])) -> headrace.json
-    reading     open(path) -> IndexedStore, KeyedStore, or ShardedStore of several -> document, fetch, gather
+                Hdf5Writer    -> file.h5, written in one go
+    reading     open(path) -> IndexedStore, KeyedStore, Hdf5Store, JsonlStore -> document, fetch, gather
+                           -> ShardedStore: several one after another; CombinedStore: keys side by side
     checking    Store.check() -> Problem, Problem, ...   every rule of the format, and every byte if a manifest vouches
 
 A store is opened in O(1) a shard and read by ranges; whoever reads it never knows which layout it has.
@@ -14,16 +16,20 @@ This room imports ``headrace.io`` and ``headrace.errors``; it knows neither torc
 from __future__ import annotations
 
 from headrace.stores.aleph_alpha import AlephAlphaStore
+from headrace.stores.combined import CombinedStore
+from headrace.stores.hdf5 import Hdf5Store
+from headrace.stores.hdf5_writer import Hdf5Writer, write_hdf5
 from headrace.stores.indexed import IndexedStore
 from headrace.stores.indexed_builder import IndexedDatasetBuilder
 from headrace.stores.indexed_dataset import IndexedDataset
 from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
 from headrace.stores.indexed_layout import optimal_dtype
 from headrace.stores.indexed_writer import IndexedWriter
+from headrace.stores.jsonl import JsonlStore, JsonStore
 from headrace.stores.kept_arrays import check_arrays, find_arrays, keep_arrays, kept_name
 from headrace.stores.keyed import KeyedStore
 from headrace.stores.keyed_writer import KeyedWriter
-from headrace.stores.ledger import DocumentLedger, Ledger, TokenLedger
+from headrace.stores.ledger import DocumentLedger, Ledger, SampleLedger, TokenLedger
 from headrace.stores.manifest import (
     MANIFEST_NAME,
     PROVENANCE_NAME,
@@ -53,11 +59,14 @@ __all__ = [
     "PROVENANCE_NAME",
     "AlephAlphaStore",
     "BackendInfo",
+    "CombinedStore",
     "Dialect",
     "DocumentLedger",
     "Documents",
     "ErrorEntry",
     "FileState",
+    "Hdf5Store",
+    "Hdf5Writer",
     "IndexedDataset",
     "IndexedDatasetBuilder",
     "IndexedOptions",
@@ -65,6 +74,8 @@ __all__ = [
     "IndexedWriter",
     "InputFile",
     "InputOrder",
+    "JsonStore",
+    "JsonlStore",
     "KeyInfo",
     "KeyedStore",
     "KeyedWriter",
@@ -75,6 +86,7 @@ __all__ = [
     "Provenance",
     "ProvenanceState",
     "ProvenanceWriter",
+    "SampleLedger",
     "ShardedStore",
     "ShuffledOrder",
     "Store",
@@ -94,4 +106,5 @@ __all__ = [
     "open_keys",
     "optimal_dtype",
     "save_manifest",
+    "write_hdf5",
 ]

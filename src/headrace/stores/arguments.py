@@ -73,11 +73,16 @@ def by_keys(
     if keys is None:
         return read(known[0])
     if isinstance(keys, str):
-        return read(_known(keys, known))
-    return {key: read(_known(key, known)) for key in keys}
+        return read(known_key(keys, known))
+    return {key: read(known_key(key, known)) for key in keys}
 
 
-def _known(key: str, known: tuple[str, ...]) -> str:
+def known_key(key: str, known: tuple[str, ...]) -> str:
+    """The key meant by a name, which may be ``"tokens"`` for the first.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if key in known:
         return key
     if key == MAIN:

@@ -72,7 +72,7 @@ def _check(
         yield from _check_coverage(path, index, stream, bin_bytes)
         if vouched is not None:
             yield from _check_counts(prefix, vouched, index, stream)
-        if vocab_size is not None:
+        if vocab_size is not None and (vouched is None or all(info.ids for info in vouched.keys.values())):
             yield from _check_ids(path, using, index, stream, vocab_size)
 
 

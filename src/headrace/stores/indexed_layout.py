@@ -147,22 +147,23 @@ def parse_header(path: str, header: bytes, idx_bytes: int, options: IndexedOptio
     return Layout(code, sequences, bounds, dialect, mode_bytes)
 
 
-def dtype_code(dtype: DTypeLike) -> int:
-    """Megatron's code of a dtype of tokens.
+def dtype_code(dtype: DTypeLike, *, ids: bool = True) -> int:
+    """Megatron's code of a dtype, of ids or of any numbers.
 
     Raises:
-        ConfigError: a dtype without a code, or one that is not for tokens.
+        ConfigError: a dtype without a code, or one that is not for ids.
     """
     try:
         wanted = np.dtype(dtype)
     except TypeError as error:
         raise ConfigError(f"dtype={dtype!r} is no dtype: {error}") from error
-    integers = {code: known for code, known in codes("megatron").items() if known.kind in "iu"}
-    for code, known in integers.items():
+    fitting = {code: known for code, known in codes("megatron").items() if known.kind in "iu" or not ids}
+    for code, known in fitting.items():
         if wanted == known:
             return code
-    allowed = ", ".join(known.name for known in integers.values())
-    raise ConfigError(f"dtype {wanted.name} cannot hold tokens in the indexed format; it has {allowed}")
+    allowed = ", ".join(known.name for known in fitting.values())
+    what = "tokens" if ids else "values"
+    raise ConfigError(f"dtype {wanted.name} cannot hold {what} in the indexed format; it has {allowed}")
 
 
 def optimal_dtype(vocab_size: int | None) -> np.dtype[Any]:

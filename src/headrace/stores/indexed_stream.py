@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from headrace.errors import StoreError
+from headrace.stores.cutting import cut_at
 from headrace.stores.indexed_index import CHUNK, Index
 from headrace.stores.store import IntArray
 
@@ -95,18 +96,8 @@ class ScatteredStream(Stream):
 
         Example: sizes 3, 2, 4 and 6 tokens from token 1 on are tokens 1..2 of sequence 0, all of 1, and 0..1 of 2.
         """
-        if length == 0 or not len(begins):
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        first = self.sequences(begins)
-        counts = self.sequences(begins + (length - 1)) - first + 1
-        # Row by row the sequences first, first + 1, ...: a running number minus where the row's own run began.
-        run = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        parts = np.repeat(first, counts) + run
-        row_begins = np.repeat(begins, counts)
-        low = np.maximum(row_begins, self._ends[parts])
-        high = np.minimum(row_begins + length, self._ends[parts + 1])
-        offsets = self._index.pointers.take(parts) + (low - self._ends[parts]) * self._itemsize
-        return offsets, (high - low) * self._itemsize
+        parts, firsts, counts = cut_at(self._ends, begins, length)
+        return self._index.pointers.take(parts) + firsts * self._itemsize, counts * self._itemsize
 
 
 def examine(index: Index) -> Stream:

@@ -29,6 +29,8 @@ class IndexedWriter(Writer):
     Args:
         prefix: path without ``.bin`` and ``.idx``.
         dtype: of the tokens on disk.
+        ids: False for values that are no ids of a vocabulary (masks, lengths, rewards): the manifest says so, their
+            dtype may be float32 or float64, and `check` takes them for what they are.
         state: continue from here; the writer is then resumable.
         resumable: leave the temporary files, so that a killed writer can be continued; see `Writer`.
 
@@ -46,11 +48,12 @@ class IndexedWriter(Writer):
         prefix: str | os.PathLike[str],
         *,
         dtype: DTypeLike,
+        ids: bool = True,
         state: WriterState | None = None,
         resumable: bool = False,
     ) -> None:
         self._prefix = os.fspath(prefix)
-        self._code = dtype_code(dtype)
+        self._code = dtype_code(dtype, ids=ids)
         self._dtype = Layout(self._code, 0, 1).dtype
         super().__init__(
             {_KEY: Path(self._prefix + ".bin")},
@@ -58,6 +61,7 @@ class IndexedWriter(Writer):
             Path(self._prefix + ".idx"),
             state=state,
             resumable=resumable,
+            values=() if ids else (_KEY,),
         )
         self._file = self._files[_KEY]
         # Counted again where it goes on: the lengths are there, and one more number in the state could be wrong.

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -65,10 +65,8 @@ class KeyedStore(Store):
         layouts = parse_meta(self._meta, data)
         if vouched is not None:
             self._check_agrees(vouched, layouts)
-        self._keys = self._ordered(layouts, key)
-        self._layouts = {name: layouts[name] for name in self._keys}
-        self._bins = {name: str(Path(self.folder) / f"{name}.bin") for name in self._keys}
-        self._main = self._layouts[self._keys[0]]
+        self._bins = {name: str(Path(self.folder) / f"{name}.bin") for name in layouts}
+        self._set_main(layouts, key)
         self._sources = {name: self._bounds_source(layouts, layout) for name, layout in layouts.items()}
         self._bounds: dict[str, IntArray] = {}
         for name, layout in self._layouts.items():
@@ -105,6 +103,11 @@ class KeyedStore(Store):
     def num_documents(self) -> int:
         """Number of documents, empty ones included. O(1)."""
         return self._num_documents(self._main.key)
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether the file says where the documents of the main key are; without, all of it is one."""
+        return self._sources[self._main.key].num_documents is not None
 
     @property
     def num_tokens(self) -> int:
@@ -183,6 +186,18 @@ class KeyedStore(Store):
         """
         return check_keyed(self.folder, self._reader, main=self._main.key, vouched=self._vouched, vocab_size=vocab_size)
 
+    def with_main(self, key: str) -> Self:
+        """The same store with another main key; it shares the files. O(keys).
+
+        Raises:
+            ConfigError: there is no such key.
+        """
+        # Not copy.copy, which would open the files again, as pickling does.
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._set_main({name: self._layouts[name] for name in self._bins}, key)
+        return twin
+
     def close(self) -> None:
         """Let go of all files; arrays stay valid, and a later read opens the files again."""
         self._reader.close()
@@ -198,6 +213,11 @@ class KeyedStore(Store):
 
     def _bin(self, key: str) -> str:
         return self._bins[key]
+
+    def _set_main(self, layouts: Mapping[str, KeyLayout], key: str | None) -> None:
+        self._keys = self._ordered(layouts, key)
+        self._layouts = {name: layouts[name] for name in self._keys}
+        self._main = self._layouts[self._keys[0]]
 
     def _ordered(self, layouts: Mapping[str, KeyLayout], key: str | None) -> tuple[str, ...]:
         if key is None:

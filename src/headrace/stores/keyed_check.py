@@ -10,14 +10,12 @@ import numpy as np
 
 from headrace.errors import StoreError
 from headrace.io import Reader
-from headrace.stores.faults import Faults
 from headrace.stores.keyed_layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
 from headrace.stores.manifest_output import OutputShard
-from headrace.stores.store import IntArray, Problem
+from headrace.stores.store import IntArray, Problem, TokenArray
 from headrace.stores.sums import check_file
-
-_TOKENS_AT_ONCE = 1 << 20
+from headrace.stores.values import check_values
 
 
 def check_keyed(
@@ -63,7 +61,8 @@ def _check(
         if layouts:
             yield from _check_counts(folder, vouched, layouts)
     for key, layout in layouts.items():
-        has_ids = vocab_size is not None and (key == main or (vouched is not None and layout.dtype.kind in "iu"))
+        info = None if vouched is None else vouched.keys.get(key)
+        has_ids = key == main if info is None else info.ids and (key == main or layout.dtype.kind in "iu")
         yield from _check_key(folder, using, layout, bounds.get(key), vocab_size if has_ids else None)
 
 
@@ -95,41 +94,11 @@ def _check_key(
         yield Problem(path=path, place="", message=what)
     if size < layout.num_bytes:
         return
-    if vocab_size is not None and layout.dtype.kind not in "iu":
-        yield Problem(path=path, place="", message=f"{layout.dtype.name} numbers are not token ids")
-        vocab_size = None
-    if layout.dtype.kind == "b":
-        yield from _check_values(path, using, layout, np.dtype("u1"), bounds, 2, "is no bool, which is 0 or 1")
-    elif vocab_size is not None:
-        what = f"is outside of the vocabulary, 0 to {vocab_size - 1}"
-        yield from _check_values(path, using, layout, layout.dtype, bounds, vocab_size, what)
 
+    def read(begin: int, end: int) -> TokenArray:
+        item = layout.dtype.itemsize
+        return using.read_ranges(path, np.array([begin * item]), np.array([(end - begin) * item])).view(layout.dtype)
 
-def _check_values(
-    path: str,
-    using: Reader,
-    layout: KeyLayout,
-    dtype: np.dtype[np.generic],
-    bounds: IntArray | None,
-    limit: int,
-    what: str,
-) -> Iterator[Problem]:
-    """Values outside ``[0, limit)``, the first in each document."""
     if bounds is None:
         bounds = np.array([0, layout.num_tokens])
-    name = "byte" if layout.dtype.kind == "b" else "id"
-    faults = Faults(path, f"documents with such {name}s")
-    last = -1
-    for begin in range(0, layout.num_tokens, _TOKENS_AT_ONCE):
-        count = min(_TOKENS_AT_ONCE, layout.num_tokens - begin)
-        offset, num_bytes = np.array([begin * dtype.itemsize]), np.array([count * dtype.itemsize])
-        values = using.read_ranges(path, offset, num_bytes).view(dtype)
-        wrong = np.flatnonzero((values < 0) | (values >= limit))
-        of = np.searchsorted(bounds, wrong + begin, side="right") - 1
-        documents, firsts = np.unique(of, return_index=True)
-        # A document that goes on from the block before was named there.
-        for at in faults.to_name(documents != last):
-            place = f"document {documents[at]}, value {begin + wrong[firsts[at]]} of the stream"
-            yield Problem(path=path, place=place, message=f"{name} {values[wrong[firsts[at]]]} {what}")
-        last = int(documents[-1]) if len(documents) else last
-    yield from faults.rest()
+    yield from check_values(path, layout.dtype, read, bounds, vocab_size)

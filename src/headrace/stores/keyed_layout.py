@@ -22,7 +22,7 @@ from headrace.errors import ConfigError, StoreError
 from headrace.stores.manifest_output import META_NAME
 from headrace.stores.store import IntArray
 
-_NAMES: Final = (
+DTYPE_NAMES: Final = (
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *("float16", "float32", "float64"),
 )
@@ -31,7 +31,16 @@ _PIECE_BYTES: Final = 1 << 20
 
 _NO_OFFSETS: Final = msgspec.Raw(b"")
 
-__all__ = ["META_NAME", "KeyLayout", "check_key", "key_dtype", "meta_entry", "parse_bounds", "parse_meta"]
+__all__ = [
+    "DTYPE_NAMES",
+    "META_NAME",
+    "KeyLayout",
+    "check_key",
+    "key_dtype",
+    "meta_entry",
+    "parse_bounds",
+    "parse_meta",
+]
 
 
 class KeyLayout(msgspec.Struct, frozen=True):
@@ -120,8 +129,8 @@ def _layout(path: str, key: str, entry: _Entry) -> KeyLayout:
         check_key(key)
     except ConfigError as error:
         raise StoreError(f"{path}: {error}") from error
-    if entry.dtype not in _NAMES:
-        raise StoreError(f"{path}: key {key!r}: dtype {entry.dtype!r} is unknown; allowed are {', '.join(_NAMES)}")
+    if entry.dtype not in DTYPE_NAMES:
+        raise StoreError(f"{path}: key {key!r}: dtype {entry.dtype!r} is unknown; allowed are {', '.join(DTYPE_NAMES)}")
     if len(entry.shape) != 1 or entry.shape[0] < 0:
         raise StoreError(
             f"{path}: key {key!r}: shape {entry.shape} is not that of a stream of tokens, which is [N]; arrays of more"
@@ -164,8 +173,8 @@ def key_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         wanted = np.dtype(dtype)
     except TypeError as error:
         raise ConfigError(f"dtype={dtype!r} is no dtype: {error}") from error
-    if wanted.name not in _NAMES:
-        raise ConfigError(f"dtype {wanted.name} is not known to the keyed format; it has {', '.join(_NAMES)}")
+    if wanted.name not in DTYPE_NAMES:
+        raise ConfigError(f"dtype {wanted.name} is not known to the keyed format; it has {', '.join(DTYPE_NAMES)}")
     return wanted.newbyteorder("<")
 
 

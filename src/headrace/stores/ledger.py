@@ -49,11 +49,30 @@ class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     truncated: dict[str, int] = {}
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SampleLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is counted besides where a recipe makes the documents. Its tokens are ids: masks, rewards and the like of
+    the store are not among them.
+
+    Attributes:
+        records: records read whole: kept, or dropped by a reason. One that was split is one record, and several
+            documents.
+        keys: `TokenLedger` of each key of ids, which balances by itself.
+        supervised: trained tokens in all masks of the store.
+        notes: what was counted and no more: ``straddling_tokens``, ``truncated_records`` and the like.
+    """
+
+    records: int = 0
+    keys: dict[str, TokenLedger] = {}
+    supervised: int = 0
+    notes: dict[str, int] = {}
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where everything went; it must balance."""
 
     documents: DocumentLedger
     tokens: TokenLedger
+    samples: SampleLedger | None = None
 
     def faults(self) -> Iterator[str]:
         """What does not add up, in words."""
@@ -61,19 +80,36 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         dropped = sum(documents.dropped.values())
         if documents.read != documents.kept + dropped:
             yield f"no balance: {documents.read} documents read, but {documents.kept} kept and {dropped} dropped"
-        dropped, truncated = sum(tokens.dropped.values()), sum(tokens.truncated.values())
-        if tokens.made != tokens.kept + dropped + truncated:
-            yield (
-                f"no balance: {tokens.made} tokens made, but {tokens.kept} kept, {dropped} dropped and {truncated}"
-                " truncated"
-            )
-        reasons = [*documents.dropped.values(), *tokens.dropped.values(), *tokens.truncated.values()]
-        if min([*_numbers(documents), *_numbers(tokens), *reasons]) < 0:
+        yield from _unbalanced(tokens, "tokens")
+        if self.samples is not None:
+            yield from self._samples_faults(self.samples)
+        if min([*_numbers(documents), *documents.dropped.values()]) < 0:
             yield "the ledger has a negative count"
         if documents.empty > documents.kept or documents.with_special_tokens > documents.read:
             yield "the ledger counts more empty documents than it kept, or more with special tokens than it read"
         if tokens.eod + tokens.bos > tokens.made:
             yield f"the ledger counts {tokens.eod + tokens.bos} added tokens, more than the {tokens.made} made"
+
+    def _samples_faults(self, samples: SampleLedger) -> Iterator[str]:
+        for key, tokens in samples.keys.items():
+            yield from _unbalanced(tokens, f"tokens of {key!r}")
+        for name in ("made", "kept"):
+            by_key = sum(getattr(tokens, name) for tokens in samples.keys.values())
+            if by_key != getattr(self.tokens, name):
+                yield f"no balance: {getattr(self.tokens, name)} tokens {name}, but {by_key} in the keys"
+        if min([samples.records, samples.supervised, *samples.notes.values()]) < 0:
+            yield "the ledger has a negative count"
+
+
+def _unbalanced(tokens: TokenLedger, what: str) -> Iterator[str]:
+    dropped, truncated = sum(tokens.dropped.values()), sum(tokens.truncated.values())
+    if tokens.made != tokens.kept + dropped + truncated:
+        yield (
+            f"no balance: {tokens.made} {what} made, but {tokens.kept} kept, {dropped} dropped and {truncated}"
+            " truncated"
+        )
+    if min([*_numbers(tokens), *tokens.dropped.values(), *tokens.truncated.values()]) < 0:
+        yield "the ledger has a negative count"
 
 
 def _numbers(ledger: msgspec.Struct) -> list[int]:

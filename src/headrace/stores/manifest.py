@@ -151,16 +151,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             StoreError: a name that leaves the manifest's folder.
         """
         yield from self.ledger.faults()
-        documents, tokens = self.ledger.documents, self.ledger.tokens
+        documents = self.ledger.documents
         for key in self.keys:
             found = sum(shard.documents for shard in self.outputs if key in shard.keys)
             if found != documents.kept:
                 yield f"the shards have {found} documents with the key {key!r}, the ledger kept {documents.kept}"
         if not self.outputs and documents.kept:
             yield f"there are no shards, the ledger kept {documents.kept} documents"
-        shards_tokens = sum(shard.tokens for shard in self.outputs)
-        if shards_tokens != tokens.kept:
-            yield f"the shards have {shards_tokens} tokens, the ledger kept {tokens.kept}"
+        yield from self._token_faults()
         if len({shard.format for shard in self.outputs}) > 1:
             yield "the shards are of several formats"
         prefixes = [shard.prefix for shard in self.outputs]
@@ -174,6 +172,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if "/" in safe_relative(file.name):
                 yield f"{PROVENANCE_NAME}: {file.name!r} is not the base name of a file"
             yield from file_faults(PROVENANCE_NAME, file)
+
+    def _token_faults(self) -> Iterator[str]:
+        if self.ledger.samples is None:
+            shards_tokens = sum(shard.tokens for shard in self.outputs)
+            if shards_tokens != self.ledger.tokens.kept:
+                yield f"the shards have {shards_tokens} tokens, the ledger kept {self.ledger.tokens.kept}"
+            return
+        found: dict[str, int] = {}
+        for shard in self.outputs:
+            for key, info in shard.keys.items():
+                if info.ids:
+                    found[key] = found.get(key, 0) + info.tokens
+        kept = {key: tokens.kept for key, tokens in self.ledger.samples.keys.items()}
+        for key in sorted(found.keys() | kept.keys()):
+            if found.get(key, 0) != kept.get(key, 0):
+                yield f"the shards have {found.get(key, 0)} tokens of {key!r}, the ledger kept {kept.get(key, 0)}"
 
     def shard(self, prefix: str) -> OutputShard | None:
         """The entry of this prefix, relative to the manifest's folder."""

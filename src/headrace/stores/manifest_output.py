@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from headrace.errors import ConfigError
 from headrace.io import FileSum, safe_relative
-from headrace.stores.written import KeyInfo, WrittenShard
+from headrace.stores.written import Format, KeyInfo, WrittenShard
 
 META_NAME = "meta.json"
 
@@ -26,11 +25,11 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         documents: number of documents, empty ones included.
         keys: dtype and number of tokens of each key; an indexed shard has one.
         contiguous: the documents lie one after another in each ``.bin``; a store then need not look.
-        files: each ``.bin``, and last the ``.idx`` or the ``meta.json``, by base name.
+        files: each ``.bin``, and last the ``.idx`` or the ``meta.json``, or the ``.h5`` alone; by base name.
     """
 
     prefix: str
-    format: Literal["indexed", "keyed"] = "indexed"
+    format: Format = "indexed"
     documents: int
     keys: dict[str, KeyInfo]
     contiguous: bool
@@ -78,9 +77,12 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if len(self.keys) != 1:
                 yield f"shard {self.prefix!r} must list one key, not {len(self.keys)}"
             wanted = [name + ".bin", name + ".idx"]
+        elif not self.keys:
+            yield f"shard {self.prefix!r} lists no key"
+            return
+        elif self.format == "hdf5":
+            wanted = [name + (".hdf5" if self.files and self.files[0].name.endswith(".hdf5") else ".h5")]
         else:
-            if not self.keys:
-                yield f"shard {self.prefix!r} lists no key"
             # Keys are sorted in the file, the files are in the order of the shard.
             bins = {f"{key}.bin" for key in self.keys}
             listed = [file.name for file in self.files[: len(bins)]]

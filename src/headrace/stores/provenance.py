@@ -13,6 +13,8 @@ A *span* is a range of lines of one file that was read in one go. The ordinal of
 of the input. Lines are counted from 0; so are rows of Parquet. Rows are in the order of the input.
 
     a span of the lines 100 to 105, first document 40, whose lines 1 and 2 were skipped: 100 is document 40, 103 is 41
+
+Of a line that became several documents, each further one is a span of its own, of this line.
 """
 
 from __future__ import annotations

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.io import AtomicFile, commit
 from headrace.stores.token_file import LengthChunks, open_files
-from headrace.stores.written import Format, WriterState, WrittenShard
+from headrace.stores.written import Format, KeyInfo, WriterState, WrittenShard
 
 
 class Writer(ABC):
@@ -38,8 +39,10 @@ class Writer(ABC):
         *,
         state: WriterState | None,
         resumable: bool,
+        values: Collection[str] = (),
     ) -> None:
         self._dtypes = dict(dtypes)
+        self._values = frozenset(values)
         self._index = index
         self._resumable = resumable or state is not None
         self._is_open = True
@@ -77,7 +80,7 @@ class Writer(ABC):
         return WriterState(
             format=self.format,
             num_documents=self.num_documents,
-            keys={key: file.info for key, file in self._files.items()},
+            keys=self._infos(),
             files=states,
         )
 
@@ -116,8 +119,8 @@ class Writer(ABC):
         return WrittenShard(
             format=self.format,
             prefix=self.prefix,
-            num_documents=sum(file.num_documents for file in list(self._files.values())[:1]),
-            keys={key: file.info for key, file in self._files.items()},
+            num_documents=self.num_documents,
+            keys=self._infos(),
             contiguous=True,
             files=files,
         )
@@ -141,6 +144,11 @@ class Writer(ABC):
     @abstractmethod
     def _lengths_in(self, key: str) -> LengthChunks:
         """The lengths of a key's documents in the index that is complete."""
+
+    def _infos(self) -> dict[str, KeyInfo]:
+        return {
+            key: msgspec.structs.replace(file.info, ids=key not in self._values) for key, file in self._files.items()
+        }
 
     def _check_open(self, action: str) -> None:
         if not self._is_open:

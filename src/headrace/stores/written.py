@@ -8,14 +8,21 @@ import msgspec
 
 from headrace.io import FileSum
 
-Format = Literal["indexed", "keyed"]
+Format = Literal["indexed", "keyed", "hdf5"]
 
 
-class KeyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key of a shard: name of the dtype of its tokens, and how many there are."""
+class KeyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key of a shard.
+
+    Attributes:
+        dtype: name of the dtype of its tokens.
+        tokens: how many there are.
+        ids: they are ids of the vocabulary; False for masks, lengths, rewards and the like.
+    """
 
     dtype: str
     tokens: int
+    ids: bool = True
 
 
 class WrittenShard(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,11 +30,12 @@ class WrittenShard(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         format: name of the layout.
-        prefix: path without ``.bin`` and ``.idx``; of a keyed shard its folder.
+        prefix: path without ``.bin`` and ``.idx``, or without ``.h5``; of a keyed shard its folder.
         num_documents: documents, empty ones included.
         keys: dtype and tokens of each key; an indexed shard has one, ``"tokens"``.
         contiguous: the documents lie one after another in each ``.bin``, from its first byte to its last.
-        files: size and checksums of each ``.bin``, in the order of the keys, and then of ``.idx`` or ``meta.json``.
+        files: size and checksums of each ``.bin``, in the order of the keys, and then of ``.idx`` or ``meta.json``;
+            or of the ``.h5``.
     """
 
     format: Format

@@ -48,6 +48,9 @@ class StoreContract:
 
     dtype: ClassVar[str] = "uint16"
 
+    keys: ClassVar[tuple[str, ...]] = ("tokens",)
+    """Of the store: the documents of ``write`` are those of the first."""
+
     def write(self, folder: Path, documents: Documents) -> Path:
         """Write the documents in this format below an empty folder, and return what `open` takes."""
         raise NotImplementedError
@@ -80,8 +83,8 @@ class StoreContract:
     def test_counts(self, store: Store, stream: NDArray[Any]) -> None:
         assert len(store) == store.num_documents == len(LENGTHS)
         assert store.num_tokens == len(stream) == sum(LENGTHS)
-        assert store.keys == ("tokens",)
-        assert dict(store.dtypes) == {"tokens": np.dtype(self.dtype)}
+        assert store.keys == tuple(store.dtypes) == self.keys
+        assert store.dtypes[self.keys[0]] == np.dtype(self.dtype)
         assert store.lengths.dtype == np.int64
         assert store.lengths.tolist() == LENGTHS
         assert f"{len(LENGTHS)} documents" in repr(store)

@@ -23,5 +23,7 @@ def documents(dtype: DTypeLike, *, max_documents: int = 12, max_length: int = 20
 
 def numbered_documents(lengths: list[int], dtype: DTypeLike) -> Documents:
     """Documents of these lengths, whose tokens count up from 1 (and wrap within the dtype)."""
-    tokens = (np.arange(1, sum(lengths) + 1) % (int(np.iinfo(np.dtype(dtype)).max) + 1)).astype(dtype)
+    # The number at which int64 wraps is no int64 itself.
+    values = min(int(np.iinfo(np.dtype(dtype)).max), 2**62) + 1
+    tokens = (np.arange(1, sum(lengths) + 1) % values).astype(dtype)
     return np.split(tokens, np.cumsum(lengths)[:-1]) if lengths else []

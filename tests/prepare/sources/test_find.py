@@ -34,7 +34,8 @@ def make(folder: Path, *names: str) -> None:
         path.write_bytes(HEADS.get(path.suffix, b"{}\n"))
 
 
-HEADS = {".gz": gzip.compress(b"{}\n"), ".zst": bytes.fromhex("28b52ffd2000010000")}
+GZIPPED = gzip.compress(b"{}", mtime=0)
+HEADS = {".gz": gzip.compress(b"{}\n", mtime=0), ".zst": bytes.fromhex("28b52ffd2000010000")}
 
 
 def test_a_folder_is_searched_in_natural_order(tree: Path) -> None:
@@ -215,10 +216,10 @@ def test_a_text_file_has_no_fields(tree: Path, spec: RecordSpec, message: str) -
         ("a.jsonl.zst", b"", "and so no jsonl.zst file"),
         ("a.parquet", b"", "and so no parquet file. Was it written whole?"),
         ("a.arrow", b"", "and so no arrow file"),
-        ("a.jsonl", gzip.compress(b"{}"), "a.jsonl: the file is compressed: give it a name that ends in .jsonl.gz"),
+        ("a.jsonl", GZIPPED, "a.jsonl: the file is compressed: give it a name that ends in .jsonl.gz"),
         ("a.txt", HEADS[".zst"], "a.txt: the file is compressed: give it a name that ends in .txt.zst"),
         ("a.jsonl.gz", b"{}\n", "a.jsonl.gz: its name says jsonl.gz, its first bytes do not: b'{}\\n'"),
-        ("a.jsonl.zst", gzip.compress(b"{}"), "its name says jsonl.zst, its first bytes do not"),
+        ("a.jsonl.zst", GZIPPED, "its name says jsonl.zst, its first bytes do not"),
         ("a.parquet", b"ARROW1\0\0", "its name says parquet, its first bytes do not: b'ARROW1"),
         ("a.arrow", b"FEA1....", "its name says arrow, its first bytes do not: b'FEA1"),
     ],
@@ -253,7 +254,7 @@ def test_a_missing_package(tree: Path, monkeypatch: pytest.MonkeyPatch, module: 
     ("content", "kind"),
     [
         (b'{"text": "a"}\n', "jsonl"),
-        (gzip.compress(b'{"text": "a"}\n'), "jsonl.gz"),
+        (gzip.compress(b'{"text": "a"}\n', mtime=0), "jsonl.gz"),
         (bytes.fromhex("28b52ffd2000010000"), "jsonl.zst"),
         (bytes.fromhex("502a4d1800000000") + bytes.fromhex("28b52ffd2000010000"), "jsonl.zst"),
     ],

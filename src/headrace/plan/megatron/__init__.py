@@ -9,8 +9,9 @@
     sample i -> shuffle_index -> tokens [j * S, j * S + S + 1) of the stream -> SamplePieces (sequence, offset, length)
 
 Beside it stand what decides which sequences a split has (`split_ranges`), which dataset of a blend a sample is of
-(`build_blending_indices`), which samples a rank takes (`single_batches`, `cyclic_batches`), and the three functions by
-the names they have in Megatron-LM (`build_doc_idx`, `build_sample_idx`, `build_shuffle_idx`).
+(`build_blending_indices`), which samples a rank takes (`single_batches`, `cyclic_batches`), the cyclic order for any
+ranks (`CyclicOrder`), and the three functions by the names they have in Megatron-LM (`build_doc_idx`,
+`build_sample_idx`, `build_shuffle_idx`).
 
 Nothing here reads a file. The shuffles, the blends and the cyclic sampler go through their items one by one: with
 numba (extra ``fast``) they are compiled, without it they take NumPy or plain Python and give the same.
@@ -22,7 +23,11 @@ from headrace.plan.megatron.aleph_alpha import AlephAlphaOrder
 from headrace.plan.megatron.blend_plan import BlendSizes, blend_sizes, check_draws, normalised_weights
 from headrace.plan.megatron.blend_text import parse_blend
 from headrace.plan.megatron.blending import build_blending_indices, build_exhaustive_blending_indices
+from headrace.plan.megatron.cyclic import CyclicOrder
 from headrace.plan.megatron.epochs import Epochs, ReorderWarning, count_epochs, reorders_when_extended
+from headrace.plan.megatron.fim import FillInTheMiddle, FIMTokens, TextCodec
+from headrace.plan.megatron.fim_draws import Draws, KeyedDraws
+from headrace.plan.megatron.fim_samples import fill_in_the_middle
 from headrace.plan.megatron.gpt_order import GPTOrder
 from headrace.plan.megatron.indices import document_index, sample_index, shuffle_index
 from headrace.plan.megatron.named import build_doc_idx, build_sample_idx, build_shuffle_idx
@@ -36,12 +41,18 @@ from headrace.plan.megatron.splits import parse_split, split_ranges
 __all__ = [
     "AlephAlphaOrder",
     "BlendSizes",
+    "CyclicOrder",
+    "Draws",
     "Epochs",
+    "FIMTokens",
+    "FillInTheMiddle",
     "GPTOrder",
     "GPTSampling",
+    "KeyedDraws",
     "ReorderWarning",
     "SampleOrder",
     "SamplePieces",
+    "TextCodec",
     "blend_sizes",
     "build_blending_indices",
     "build_doc_idx",
@@ -52,6 +63,7 @@ __all__ = [
     "count_epochs",
     "cyclic_batches",
     "document_index",
+    "fill_in_the_middle",
     "normalised_weights",
     "order_samples",
     "parse_blend",

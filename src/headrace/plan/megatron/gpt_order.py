@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,8 @@ class GPTOrder:
         sizes: (sequences,) of integers, the tokens of each sequence of the split; kept as it is, not copied.
         sampling: what decides the order; any dialect but ``aleph_alpha`` (`order_samples` takes all).
         first_sequence: the number that the first of them has in its store.
+        indices: Megatron's document and shuffle index, stored once by it or by us, instead of shuffling; kept as they
+            are, views of mapped files too. Whether they belong to these data is the caller's to check.
 
     Attributes:
         epochs: how many epochs there are, how many samples, and for which numbers of samples the order is the same.
@@ -35,7 +38,14 @@ class GPTOrder:
         ConfigError: the sizes are none, or samples are wanted of no tokens.
     """
 
-    def __init__(self, sizes: NDArray[np.integer[Any]], sampling: GPTSampling, *, first_sequence: int = 0) -> None:
+    def __init__(
+        self,
+        sizes: NDArray[np.integer[Any]],
+        sampling: GPTSampling,
+        *,
+        first_sequence: int = 0,
+        indices: tuple[NDArray[np.int32], Shuffled] | None = None,
+    ) -> None:
         if sampling.dialect == "aleph_alpha":
             raise ConfigError("the dialect 'aleph_alpha' has an order of its own: AlephAlphaOrder, or order_samples")
         sizes = checked_sizes(sizes)
@@ -45,11 +55,15 @@ class GPTOrder:
         self._first_sequence = first_sequence
         self.tokens_per_epoch = int(sizes.sum(dtype=np.int64))
         self.epochs: Epochs = count_epochs(self.tokens_per_epoch, sampling)
-        rng = np.random.RandomState(sampling.seed)
-        separate = self.epochs.separate_last_epoch
-        documents = document_index(range(len(sizes)), self.epochs.num_epochs, rng, separate)
-        num_samples = self.epochs.num_samples
-        self._shuffled = shuffle_index(self.epochs.num_before_last if separate else num_samples, num_samples, rng)
+        if indices is None:
+            rng = np.random.RandomState(sampling.seed)
+            separate = self.epochs.separate_last_epoch
+            documents = document_index(range(len(sizes)), self.epochs.num_epochs, rng, separate)
+            num_samples = self.epochs.num_samples
+            self._shuffled = shuffle_index(self.epochs.num_before_last if separate else num_samples, num_samples, rng)
+        else:
+            documents, self._shuffled = indices
+            documents = documents - first_sequence if first_sequence else documents
         self._stream = SequenceStream(documents, sizes)
 
     def __len__(self) -> int:
@@ -74,6 +88,11 @@ class GPTOrder:
     def separate_last_epoch(self) -> bool:
         """Whether the last epoch is shuffled apart from those before it."""
         return self.epochs.separate_last_epoch
+
+    @property
+    def num_entries(self) -> int:
+        """Of the document index: epochs times sequences."""
+        return len(self._stream.entries)
 
     @property
     def num_bytes(self) -> int:
@@ -106,6 +125,11 @@ class GPTOrder:
         """(num_epochs * sequences,) int32: Megatron's array, made anew."""
         return (self._stream.entries + self._first_sequence).astype(np.int32)
 
+    def document_index_chunks(self, num_entries: int) -> Iterator[NDArray[np.int32]]:
+        """The same, so many entries at a time."""
+        for first in range(0, self.num_entries, num_entries):
+            yield (self._stream.entries[first : first + num_entries] + self._first_sequence).astype(np.int32)
+
     @cached_property
     def shuffle_index(self) -> Shuffled:
         """(samples,) uint32, or int64 from 2^32 - 2 samples on: Megatron's array, read-only."""
@@ -124,6 +148,12 @@ class GPTOrder:
             dtype: type[np.int32 | np.int64] = np.int32 if elements < (1 << 31) - 1 else np.int64
             index = index.astype(dtype, copy=False)
         return index
+
+    def sample_index_chunks(self) -> Iterator[IntArray]:
+        """The rows of the same, (k, 2) int64 at a time: those that begin in 65,536 entries of the document index."""
+        size, extra = self.sampling.sequence_length, int(self.sampling.add_extra_token)
+        for _, entries, offsets in self._stream.sample_rows(size, self.epochs.num_samples, extra):
+            yield np.stack([entries, offsets], axis=1)
 
     def _checked(self, samples: IntArray) -> IntArray:
         if not samples.size:

@@ -4,7 +4,8 @@
     single     rank 0: [4 5] [8 9] [12 13] [16 17]      rank 1: [6 7] [10 11] [14 15] [18 19]
 
 The whole state is the number of samples consumed. The samples of ``single`` come in the same order for any number of
-ranks; the order of ``cyclic`` depends on it, and changing it in the middle of an epoch is mostly refused.
+ranks; the order of ``cyclic`` depends on it, and changing it in the middle of an epoch is mostly refused: `CyclicOrder`
+is the same order for any number of ranks.
 
 Source: Megatron-LM, ``MegatronPretrainingSampler`` and ``MegatronPretrainingRandomSampler``.
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
+from headrace.plan.megatron.cyclic import cyclic_epoch_samples
 from headrace.plan.megatron.randperm import torch_randperm
 from headrace.plan.split import Share
 
@@ -50,7 +52,8 @@ def cyclic_batches(
     samples are shuffled and dealt out in turn.
 
     Without ``data_sharding`` some ranks may get one batch more than others, when ``total_samples`` is no multiple of
-    ``world_size * micro_batch_size``: so it is in Megatron, where the others then wait.
+    ``world_size * micro_batch_size``: so it is in Megatron, whose ranks then go on from different places. `CyclicOrder`
+    leaves that batch out.
 
     Raises:
         ConfigError: at the call; the samples are fewer than one global micro-batch, ``consumed_samples`` is not at the
@@ -58,13 +61,9 @@ def cyclic_batches(
     """
     _check(total_samples, consumed_samples, share)
     together = share.world_size * share.micro_batch_size
-    active = total_samples - total_samples % together
-    if active == 0:
-        raise ConfigError(
-            f"{total_samples:,} samples are fewer than one micro-batch of all ranks, {share.world_size} times"
-            f" {share.micro_batch_size}"
-        )
-    epoch, within = divmod(consumed_samples, active)
+    epoch, within = divmod(
+        consumed_samples, cyclic_epoch_samples(total_samples, share.micro_batch_size, share.world_size)
+    )
     if within % together:
         raise ConfigError(
             f"{consumed_samples:,} samples are consumed, {within:,} of epoch {epoch}, which is no multiple of"

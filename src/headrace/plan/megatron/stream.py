@@ -8,6 +8,7 @@ adding up the sizes of 16 entries: 4.5 bytes an entry for an int32 index, where 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,16 @@ class SequenceStream:
         """
         dtype: type[np.int32 | np.int64] = np.int32 if len(self.entries) < 1 << 31 else np.int64
         index = np.zeros((num_samples + 1, 2), dtype=dtype)
+        for begin, entries, offsets in self.sample_rows(sequence_length, num_samples, extra):
+            index[begin : begin + len(entries), 0] = entries
+            index[begin : begin + len(entries), 1] = offsets
+        return index
+
+    def sample_rows(
+        self, sequence_length: int, num_samples: int, extra: int
+    ) -> Iterator[tuple[int, IntArray, IntArray]]:
+        """The same in parts: the number of the first row, and (k,) int64 entries and offsets from there on."""
+        yield 0, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         end = 1
         for first in range(0, len(self.entries), _CHUNK):
             begin_token = int(self._sums[first // BLOCK])
@@ -123,13 +134,11 @@ class SequenceStream:
             end = min(num_samples + 1, max(1, -(-(end_token + 1 - extra) // sequence_length)))
             tokens = np.arange(begin, end, dtype=np.int64) * sequence_length - (1 - extra) - begin_token
             within = np.searchsorted(ends, tokens, side="right")
-            index[begin:end, 0] = first + within
-            index[begin:end, 1] = tokens - (ends[within] - sizes[within]) + (1 - extra)
+            yield begin, first + within, tokens - (ends[within] - sizes[within]) + (1 - extra)
         if end <= num_samples:
             past = np.full(1, num_samples, dtype=np.int64)
             entry, offset = self.rows(past, sequence_length, extra)
-            index[end:, 0], index[end:, 1] = entry[0], offset[0]
-        return index
+            yield end, np.repeat(entry, num_samples + 1 - end), np.repeat(offset, num_samples + 1 - end)
 
     def cut(
         self, first: tuple[IntArray, IntArray], last: tuple[IntArray, IntArray], *, first_sequence: int

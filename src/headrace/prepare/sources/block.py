@@ -17,16 +17,19 @@ class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What to take of each record."""
 
     fields: tuple[str, ...] = ("text",)
-    """The fields that hold text, in the order of the output keys."""
+    """The fields that hold text, in the order of the output keys; none where only whole records are asked for."""
 
     id_field: str | None = None
     """The field that names a record: a string or an integer."""
 
     whole: bool = False
-    """Give the whole records as well, for a filter of the user's."""
+    """Give the whole records as well, for a filter of the user's or for a recipe."""
 
     sample_by: SampleBy = "document"
     """What of a ``.txt`` file is a record."""
+
+    lists: bool = False
+    """A ``.json`` may hold one array of records; else every such file is JSON Lines."""
 
 
 class BadRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -138,6 +138,8 @@ class ColumnReader:
         sizes = np.full(batch.num_rows, ROW_BYTES, np.int64)
         for field in self._spec.fields:
             sizes += self._lengths(self._plain(batch.column(field)))
+        if not self._spec.fields:
+            sizes += batch.nbytes // max(batch.num_rows, 1)  # nested columns: near enough
         cuts = [0]
         ends = np.cumsum(sizes)
         while cuts[-1] < batch.num_rows:
@@ -182,6 +184,7 @@ class ColumnReader:
         self._block.num_lines += batch.num_rows
         self._rows.append(rows)
         self._held_bytes += ROW_BYTES * batch.num_rows + sum(sum(map(len, column)) for column in texts)
+        self._held_bytes += 0 if self._spec.fields else batch.nbytes
         self.row += batch.num_rows
 
     def _plain(self, column: Any) -> Any:

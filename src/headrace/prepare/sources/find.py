@@ -20,6 +20,7 @@ from headrace.prepare.sources.formats import (
     is_unread_data,
     sniff,
 )
+from headrace.prepare.sources.json_list import is_list
 from headrace.prepare.sources.parquet import describe_parquet
 from headrace.prepare.sources.source_file import SourceFile
 from headrace.prepare.sources.zstd_stream import load_zstandard
@@ -175,6 +176,8 @@ def _describe(name: str, path: str, spec: RecordSpec) -> SourceFile:
     except OSError as error:
         raise InputError(f"{name}: the file cannot be read: {error.strerror}") from error
     kind = (sniff(head) if name == STDIN else _format(name)) or "jsonl"
+    if spec.lists and name.lower().endswith(".json") and is_list(path):
+        kind = "json"
     check_head(name, kind, head)
     extent, unit_bytes = status.st_size, tuple[int, ...]()
     if kind == "parquet":

@@ -7,7 +7,7 @@ from typing import Literal
 from headrace.errors import InputError
 from headrace.prepare.sources.block import SampleBy
 
-Format = Literal["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow", "txt", "txt.gz", "txt.zst"]
+Format = Literal["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "arrow", "txt", "txt.gz", "txt.zst"]
 
 _ENDINGS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -88,11 +88,11 @@ def check_head(name: str, kind: Format, head: bytes) -> None:
         InputError: an archive without content, or a file that holds something else than its name says.
     """
     if not head:
-        if kind not in ("jsonl", "txt"):
+        if kind not in ("jsonl", "json", "txt"):
             raise InputError(f"{name}: the file is empty (0 bytes), and so no {kind} file. Was it written whole?")
         return
     is_gzip, is_compressed_zstd = head.startswith(GZIP_MAGIC), is_zstd(head)
-    if kind in ("jsonl", "txt"):
+    if kind in ("jsonl", "json", "txt"):
         if is_gzip or head.startswith(ZSTD_MAGIC):
             ending = "gz" if is_gzip else "zst"
             raise InputError(f"{name}: the file is compressed: give it a name that ends in .{kind}.{ending}")
@@ -111,12 +111,15 @@ def check_head(name: str, kind: Format, head: bytes) -> None:
 
 
 def record_noun(kind: str, sample_by: SampleBy) -> str:
-    """What one place of `Block.lines` is in a file of this `Format`: ``line``, ``row``, ``paragraph`` or ``document``.
+    """What one place of `Block.lines` is in a file of this `Format`: ``line``, ``row``, ``record``, ``paragraph``
+    or ``document``.
 
     People count rows of Parquet and Arrow from 0, all others from 1.
     """
     if kind in ("parquet", "arrow"):
         return "row"
+    if kind == "json":
+        return "record"
     return sample_by if kind.startswith("txt") else "line"
 
 

@@ -12,6 +12,7 @@ from headrace.errors import InputError
 from headrace.prepare.sources.arrow import ArrowSpanReader
 from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, bad_block
 from headrace.prepare.sources.gzip_stream import GzipStream
+from headrace.prepare.sources.json_list import ListReader
 from headrace.prepare.sources.jsonl import JsonlParser
 from headrace.prepare.sources.lines import BLOCK_BYTES, MAX_LINE_BYTES, Lines, Readable, read_blocks
 from headrace.prepare.sources.parquet import ParquetSpanReader
@@ -46,6 +47,8 @@ def open_span(
         return ParquetSpanReader(file, span, spec, block_bytes=block_bytes)
     if file.format == "arrow":
         return ArrowSpanReader(file, span, spec, block_bytes=block_bytes)
+    if file.format == "json":
+        return ListReader(file, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
     return LineSpanReader(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
 
 

@@ -15,6 +15,9 @@ from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, SampleB
 from headrace.prepare.sources.lines import BOM, HEAD_OF_LINE_BYTES, Lines, split_lines
 from headrace.prepare.sources.records import bad_utf8, too_long
 
+FIELD = "text"
+"""What the only field of a text is called, where nobody says so."""
+
 TextParser = Callable[[Iterable[Lines]], Iterator[Block]]
 
 
@@ -40,6 +43,7 @@ class _Parser(ABC):
     def __init__(self, spec: RecordSpec, max_record_bytes: int) -> None:
         self._spec = spec
         self._max_record_bytes = max_record_bytes
+        self._field = spec.fields[0] if spec.fields else FIELD
         self._next_line = 0
         self._clear()
 
@@ -75,7 +79,7 @@ class _Parser(ABC):
     def _block(self) -> Block:
         """What was collected since the last block."""
         block = Block(
-            texts=[self._texts],
+            texts=[self._texts for _ in self._spec.fields],
             lines=np.array(self._good, np.int64),
             places=np.array(self._places, np.int64),
             num_lines=len(self._good) + len(self._blank) + len(self._bad),
@@ -83,7 +87,7 @@ class _Parser(ABC):
             blank_lines=np.array(self._blank, np.int64),
             bad=self._bad,
             input_bytes=0,
-            records=[{self._spec.fields[0]: text} for text in self._texts] if self._spec.whole else None,
+            records=[{self._field: text} for text in self._texts] if self._spec.whole else None,
         )
         self._clear()
         return block

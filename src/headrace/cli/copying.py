@@ -1,0 +1,165 @@
+"""What ``headrace merge``, ``convert`` and ``split`` share: their options, the moving line, and what they print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace.cli.command import dialect_options, json_option, print_json
+from headrace.cli.figures import count, duration, listing, plural, short, size
+from headrace.cli.progress import ProgressLine
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.copying import CopyOptions, CopyProgress, CopyReport
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MAX_STORES = 12
+
+_OPTIONS = (
+    click.option(
+        "--dtype",
+        metavar="[KEY=]NAME",
+        multiple=True,
+        help="Dtype of the tokens on disk, of all keys or of one; values that do not fit are an error.",
+    ),
+    click.option("--shard-tokens", metavar="N", type=int, help="Most tokens a shard."),
+    click.option("--single", is_flag=True, help="Write one shard, whatever its size."),
+    click.option("--drop-modes", is_flag=True, help="Leave out modes of multimodal sequences that cannot be kept."),
+    dialect_options,
+    click.option("--overwrite", is_flag=True, help="Replace stores that are there, once the new ones are complete."),
+    click.option("--dry-run", is_flag=True, help="Say what would be written; write nothing."),
+    click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor notes nor summary."),
+    json_option,
+)
+
+
+def copy_options(command: F) -> F:
+    """The options that all three commands have."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def format_option(*, required: bool) -> Callable[[F], F]:
+    """``--format``."""
+    default = "" if required else "; by default that of the sources"
+    return click.option(
+        "--format",
+        "format_name",
+        type=click.Choice(["indexed", "keyed"]),
+        required=required,
+        help=f".bin and .idx, or .bin and meta.json{default}.",
+    )
+
+
+def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any) -> None:
+    """Run a tool with the options of the command line, and print what it made.
+
+    Args:
+        tool: takes ``options``, ``dry_run`` and ``on_progress``.
+        given: the values of `copy_options`.
+        more: other fields of `CopyOptions`.
+    """
+    quiet, as_json = given["quiet"], given["as_json"]
+    options = _copy_options(given, more)
+    with ProgressLine(quiet=quiet) as line:
+        speed = _Speed()
+
+        def show(progress: CopyProgress) -> None:
+            speed.see(progress, line.elapsed_s)
+            if line.is_due:
+                line.show(speed.text(progress, line.elapsed_s))
+
+        report = tool(options=options, dry_run=given["dry_run"], on_progress=show)
+        elapsed_s = line.elapsed_s
+    if not quiet:
+        for warning in report.warnings:
+            click.echo(f"note: {warning}", err=True)
+    if as_json:
+        import msgspec
+
+        print_json({**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)})
+    elif not quiet:
+        click.echo("\n".join(summary(report, elapsed_s)))
+
+
+def _copy_options(given: dict[str, Any], more: dict[str, Any]) -> CopyOptions:
+    from headrace.copying import CopyOptions
+
+    if given["single"] and given["shard_tokens"] is not None:
+        raise ConfigError("--single writes one shard, --shard-tokens cuts it: say one of them")
+    return CopyOptions(
+        dtype=_dtypes(given["dtype"]),
+        shards="single" if given["single"] else given["shard_tokens"],
+        dialect=given["dialect"],
+        documents=given["documents"],
+        drop_modes=given["drop_modes"],
+        overwrite=given["overwrite"],
+        **more,
+    )
+
+
+def _dtypes(given: tuple[str, ...]) -> str | dict[str, str] | None:
+    """``int32``, or ``labels=int32 loss_mask=bool``."""
+    if not given:
+        return None
+    named = {key: name for key, _, name in (part.rpartition("=") for part in given)}
+    if len(named) < len(given):
+        raise ConfigError(f"--dtype is given twice for one key: {' '.join(given)}")
+    if "" in named and len(named) > 1:
+        raise ConfigError(f"--dtype {' '.join(given)}: say one for all keys, or KEY=NAME for each")
+    return named.get("", named)
+
+
+class _Speed:
+    """Makes the moving line; speeds count from the first progress of a phase on."""
+
+    def __init__(self) -> None:
+        self._first: tuple[CopyProgress, float] | None = None
+
+    def see(self, progress: CopyProgress, elapsed_s: float) -> None:
+        """Take note of every progress, whether it is shown or not."""
+        if self._first is None or self._first[0].phase != progress.phase:
+            self._first = progress, elapsed_s
+
+    def text(self, progress: CopyProgress, elapsed_s: float) -> str:
+        """Share, documents, speed and the time left, in one line."""
+        first, since_s = self._first or (progress, elapsed_s)
+        took_s = max(elapsed_s - since_s, 1e-9)
+        made = progress.documents - first.documents
+        left = duration((progress.total_documents - progress.documents) / made * took_s) if made else "?"
+        share = progress.documents / max(progress.total_documents, 1)
+        what = "checking " if progress.phase == "check" else ""
+        speed = f"{short((progress.tokens - first.tokens) / took_s)}tokens/s"
+        return f"{what}{share:6.1%}  {count(progress.documents)} documents  {speed}  {left} left"
+
+
+def summary(report: CopyReport, elapsed_s: float) -> list[str]:
+    """What a person reads at the end."""
+    dtypes = ", ".join(dict.fromkeys(report.keys.values()))
+    keys = "" if len(report.keys) == 1 else f", keys {', '.join(report.keys)}"
+    pairs = [
+        ("format", f"{report.format}, {dtypes}{keys}"),
+        ("documents", count(report.documents)),
+        ("tokens", count(report.tokens)),
+    ]
+    if report.is_dry_run:
+        pairs += [("sources", plural(len(report.sources), "store")), ("dry run", "nothing was written")]
+    else:
+        read = f"{plural(len(report.inputs), 'file')}, {size(sum(file.size for file in report.inputs))}"
+        pairs.append(("sources", f"{plural(len(report.sources), 'store')}, {read}"))
+        pairs.append(("check", f"read back and compared, {duration(elapsed_s)}"))
+    lines = [report.output, *listing(pairs)]
+    about = "about " if report.is_dry_run else ""
+    for store in report.stores[:_MAX_STORES]:
+        numbers = f"{plural(store.num_shards, 'shard')}, {about}{size(store.bytes)}"
+        if store.name:
+            numbers = f"{plural(store.documents, 'document')}, {plural(store.tokens, 'token')}, {numbers}"
+        lines.append(f"{store.path}: {numbers}")
+    if len(report.stores) > _MAX_STORES:
+        lines.append(f"and {len(report.stores) - _MAX_STORES:,} more")
+    return lines

@@ -1,0 +1,134 @@
+"""``headrace preview``: samples of a store as text, and what of them is trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.command import Command, json_option, print_json
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.plan.packing import Packing
+    from headrace.stores import Dialect
+
+
+@click.command(cls=Command, name="preview", short_help="Show samples of a store, and what is trained.")
+@click.argument("path", metavar="PATH")
+@click.option("--documents", "samples", metavar="N,N-M", help="Which documents, or packs: 0,5,10-12; both ends count.")
+@click.option("--num", metavar="N", type=int, default=3, show_default=True, help="The first N of them.")
+@click.option("--pack", metavar="N", type=int, help="Show packs of N tokens in place of documents.")
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    help="With --pack: how packs are filled: best_fit (the default), best_fit_split, greedy, first_fit or wrapped.",
+)
+@click.option("--key", metavar="NAME", help="Show this key alone.")
+@click.option(
+    "--max-tokens", metavar="N", type=int, default=2048, show_default=True, help="Show so many tokens of a sequence."
+)
+@click.option("--tokenizer", metavar="PATH", help="A tokenizer.json or its folder; by default the one of the store.")
+@click.option("--any-tokenizer", is_flag=True, help="Take --tokenizer although the store was made with another one.")
+@click.option("--ids", is_flag=True, help="Show ids in place of text.")
+@click.option("--plain", is_flag=True, help="No colours: [[trained]]. So it is where there is no terminal, too.")
+@click.option("--html", "html", metavar="FILE", help="Write a page that needs nothing else, with figures of the store.")
+@click.option("--dialect", metavar="NAME", help="Who wrote .bin/.idx, where the bytes do not tell: megatron, neox, ...")
+@json_option
+def command(
+    path: str, samples: str | None, num: int, pack: int | None, strategy: str | None, key: str | None,
+    max_tokens: int, tokenizer: str | None, any_tokenizer: bool, ids: bool, plain: bool, html: str | None,
+    dialect: Dialect | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show documents of the store at PATH as text, and which of their tokens are trained.
+
+    The tokeniser is the one that the store was made with. Roles are shown where special tokens tell them.
+    Conversations, pairs, groups and prompts are known by their keys.
+    """
+    from headrace.cli.views import PreviewOptions, preview_page, preview_store
+
+    if any_tokenizer and tokenizer is None:
+        raise ConfigError("--any-tokenizer goes with --tokenizer PATH: name the other tokeniser")
+    options = PreviewOptions(
+        samples=None if samples is None else numbers(samples),
+        num=num,
+        max_tokens=max_tokens,
+        packing=_packing(pack, strategy),
+        key=key,
+        tokenizer=tokenizer,
+        any_tokenizer=any_tokenizer,
+        ids=ids,
+        dialect=dialect,
+        with_figures=as_json or html is not None,
+    )
+    if html is not None:
+        check_page_name(html)
+    found = preview_store(path, options)
+    if html is not None:
+        write_page(html, preview_page(found), quiet=as_json)
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(found))
+    elif html is None:
+        import sys
+
+        from headrace.cli.views.terminal import Style, preview_lines
+
+        click.echo("\n".join(preview_lines(found, Style.of(sys.stdout, plain=plain))), color=True)
+
+
+def numbers(given: str) -> tuple[int, ...]:
+    """``0,5,10-12`` -> 0, 5, 10, 11, 12.
+
+    Raises:
+        ConfigError: it is written otherwise, or names too many.
+    """
+    from headrace.cli.views.preview import MAX_SAMPLES
+
+    found: list[int] = []
+    for part in given.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
+            raise ConfigError(f"--documents {given}: {part!r} is no number and no range; write them as 0,5,10-12")
+        begin, end = int(first), int(last or first) + 1
+        if begin >= end:
+            raise ConfigError(f"--documents {given}: the range {part!r} is empty; write the smaller number first")
+        if len(found) + end - begin > MAX_SAMPLES:
+            raise ConfigError(f"--documents {given}: at most {MAX_SAMPLES:,} are shown at once")
+        found += range(begin, end)
+    return tuple(found)
+
+
+def _packing(pack: int | None, strategy: str | None) -> Packing | None:
+    from headrace.plan.packing import Packing
+
+    if pack is None:
+        if strategy is not None:
+            raise ConfigError("--strategy goes with --pack N: say how long packs are")
+        return None
+    name = strategy or "best_fit"
+    # As in `headrace info --pack`: what does not cut truncates.
+    cuts = name in ("best_fit_split", "wrapped")
+    return Packing(max_seq_len=pack, strategy=name, over_long="error" if cuts else "truncate_right")  # type: ignore[arg-type]  # checked there
+
+
+def check_page_name(name: str) -> None:
+    """Raise ConfigError unless a file is named as a page, so that no data is replaced by mistake."""
+    if not name.lower().endswith((".html", ".htm")):
+        raise ConfigError(f"--html {name}: the name of a page ends in .html")
+
+
+def write_page(name: str, text: str, *, quiet: bool) -> None:
+    """Write a page, whole or not at all, and say so.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from headrace.cli.figures import size
+    from headrace.io.atomic import atomic_write
+
+    data = text.encode()
+    atomic_write(name, data)
+    if not quiet:
+        click.echo(f"{name}: {size(len(data))}")

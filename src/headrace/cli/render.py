@@ -1,0 +1,55 @@
+"""``headrace render``: one record of a recipe on its way from the input to the store."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.figures import count
+from headrace.cli.progress import ProgressLine
+
+_LOOK_EVERY = 1 << 10
+
+
+@click.command(cls=Command, name="render", short_help="Show what a recipe makes of one record, and why.")
+@click.argument("recipe", metavar="RECIPE")
+@click.option("--record", metavar="N", type=int, required=True, help="The record, counted from 0 over all inputs.")
+@click.option("--input", "input_path", metavar="FILE", help="A file in place of the recipe's only input.")
+@click.option("--tokenizer", metavar="PATH", help="A tokenizer.json or its folder, where the recipe names none.")
+@click.option("--plain", is_flag=True, help="No colours: [[trained]]. So it is where there is no terminal, too.")
+@click.option("--html", "html", metavar="FILE", help="Write a page that needs nothing else.")
+@json_option
+def command(
+    recipe: str, record: int, input_path: str | None, tokenizer: str | None, plain: bool, html: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Show one record of the inputs of RECIPE, step by step.
+
+    Its layout, its messages, the text that the template makes of them, the tokens and which of them are trained, and
+    for each part of the text why; what is cut off; and where it is dropped or refused, the reason. Nothing is written.
+    """
+    from headrace.cli.preview import check_page_name, write_page
+    from headrace.cli.views import render_record, rendering_page
+
+    if html is not None:
+        check_page_name(html)
+    with ProgressLine(quiet=as_json) as line:
+
+        def show(records: int) -> None:
+            if records % _LOOK_EVERY == 0 and line.is_due:
+                line.show(f"{count(records)} records read")
+
+        rendering = render_record(recipe, record, input_path=input_path, tokenizer=tokenizer, on_records=show)
+    if html is not None:
+        write_page(html, rendering_page(rendering), quiet=as_json)
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(rendering))
+    elif html is None:
+        from headrace.cli.views.rendering_text import rendering_lines
+        from headrace.cli.views.terminal import Style
+
+        click.echo("\n".join(rendering_lines(rendering, Style.of(sys.stdout, plain=plain))), color=True)

@@ -1,0 +1,161 @@
+"""One HTML file that needs nothing else: its frame, and the parts that pages are made of.
+
+All data goes through `escaped`; the page runs no script and loads nothing, and says so to the browser.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from headrace.cli.description import Bar
+from headrace.cli.figures import count, plural
+from headrace.cli.views.safe_text import safe_lines, safe_text
+from headrace.cli.views.shown import ShownSequence, Stretch
+from headrace.cli.views.terminal import turns
+
+_STYLE = """
+:root{color-scheme:light dark;--ground:#fbfaf7;--card:#fff;--ink:#22262b;--soft:#6a727c;--line:#e3e0d8;--on:#cdeccf;
+--on-line:#2f8a43;--special:#8a6a1f;--cut:#b3402f;--bar:#7fa6c9;--edge:#b9c0c8}
+@media(prefers-color-scheme:dark){:root{--ground:#16181b;--card:#1d2024;--ink:#dfe3e8;--soft:#8f98a3;--line:#30353b;
+--on:#1f4a2b;--on-line:#6fce86;--special:#d5b264;--cut:#f08a78;--bar:#5f86a9;--edge:#4d5660}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:2rem 1.25rem 4rem;max-width:76rem;background:var(--ground);color:var(--ink);
+font:15px/1.55 system-ui,sans-serif}
+h1{font-size:1.35rem;margin:0 0 .25rem;overflow-wrap:anywhere}
+h2{font-size:1.05rem;margin:2rem 0 .6rem}
+h3{font-size:.9rem;font-weight:600;margin:0 0 .4rem}
+p{margin:.3rem 0}
+.soft,dt,th{color:var(--soft)}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:.8rem 0}
+dd{margin:0;overflow-wrap:anywhere}
+.legend{margin:1rem 0;display:flex;flex-wrap:wrap;gap:.4rem 1.2rem}
+section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:1rem;margin:.8rem 0}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(20rem,1fr));gap:1.2rem}
+.sequence{min-width:0}
+.sequence+.sequence{margin-top:1rem}
+.pair .sequence+.sequence{margin-top:0}
+.turn{display:grid;grid-template-columns:7.5rem minmax(0,1fr);gap:0 .8rem;border-top:1px solid var(--line);
+padding:.3rem 0}
+.who{font-size:.8rem;color:var(--soft);overflow-wrap:anywhere}
+.who b{display:block;color:var(--ink)}
+.text,pre{margin:0;white-space:pre-wrap;overflow-wrap:anywhere;font:13px/1.6 ui-monospace,monospace}
+.on{background:var(--on);box-shadow:inset 0 -2px var(--on-line)}
+.special{color:var(--special)}
+.cut{color:var(--cut);text-decoration:line-through}
+.text i{font-style:normal}
+body:has(#tokens:checked) .text i{outline:1px solid var(--edge);outline-offset:-1px}
+body:has(#only:checked) section .text span:not(.on){opacity:.25}
+table{border-collapse:collapse;font-size:.85rem;width:100%}
+th,td{text-align:left;vertical-align:top;padding:.2rem .7rem .2rem 0;border-top:1px solid var(--line);
+white-space:nowrap}
+td:nth-last-child(2){white-space:normal;min-width:12rem}
+td:last-child{white-space:normal;min-width:14rem}
+.scroll{overflow-x:auto}
+svg{max-width:100%;height:auto;font:11px system-ui,sans-serif}
+svg rect{fill:var(--bar)}svg text{fill:var(--soft)}
+"""
+
+_FRAME = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+LEGEND = (
+    '<div class="legend">'
+    '<span class="text"><span class="on">trained</span> <span>not trained</span> '
+    '<span class="special">special token</span></span>'
+    '<label><input type="checkbox" id="only"> fade what is not trained</label>'
+    '<label><input type="checkbox" id="tokens"> borders of tokens</label></div>'
+)
+
+_BAR_WIDTH, _HEIGHT, _ABOVE, _BELOW = 58, 120, 16, 20
+
+
+def escaped(text: str) -> str:
+    """Data as HTML: one line, characters that do not print written out."""
+    return html.escape(safe_text(text))
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """The whole file; ``title`` is data, ``parts`` are HTML."""
+    return _FRAME.format(title=escaped(title), style=_STYLE, body="\n".join(parts))
+
+
+def pairs_html(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names and values, both data."""
+    return f"<dl>{''.join(f'<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>' for name, value in pairs)}</dl>"
+
+
+def block_html(text: str) -> str:
+    """Data of several lines, as it is."""
+    # Browsers drop a line break that comes first in a pre.
+    return f"<pre>\n{html.escape(chr(10).join(map(safe_text, text.split(chr(10)))))}</pre>"
+
+
+def sequence_html(sequence: ShownSequence, heading: str) -> str:
+    """A sequence turn by turn; ``heading`` is data."""
+    parts = [f'<div class="sequence">{f"<h3>{escaped(heading)}</h3>" if heading else ""}']
+    for turn in turns(sequence.stretches):
+        text = "".join(map(_stretch_html, turn))
+        who = f"<b>{escaped(turn[0].role)}</b>" if turn[0].role else ""
+        span = f"{count(turn[0].position)} to {count(turn[-1].position + len(turn[-1].ids))}"
+        parts.append(f'<div class="turn"><div class="who">{who}{span}</div><div class="text">{text}</div></div>')
+    left_out = sequence.num_tokens - sequence.num_shown
+    if left_out:
+        parts.append(f'<p class="soft">… {plural(left_out, "token")} more</p>')
+    return "".join([*parts, "</div>"])
+
+
+def _stretch_html(stretch: Stretch) -> str:
+    kinds = [
+        name
+        for name, holds in (
+            ("on", stretch.is_trained),
+            ("special", stretch.is_special),
+            ("cut", not stretch.is_kept),
+        )
+        if holds
+    ]
+    trained = "" if stretch.is_trained is None else ", trained" if stretch.is_trained else ", not trained"
+    title = f"tokens {stretch.begin} to {stretch.end}{trained}{'' if stretch.is_kept else ', cut off'}"
+    name = f' class="{" ".join(kinds)}"' if kinds else ""
+    tokens = "".join(f"<i>{_lines_html(text)}</i>" for text in stretch.texts if text)
+    return f'<span{name} title="{title}">{tokens}</span>'
+
+
+def _lines_html(text: str) -> str:
+    return html.escape("\n".join(safe_lines(text)))
+
+
+def histogram_svg(bars: Sequence[Bar]) -> str:
+    """Documents by their lengths."""
+    most = max(bar.documents for bar in bars)
+    width = len(bars) * _BAR_WIDTH + 10
+    shapes = []
+    for place, bar in enumerate(bars):
+        left = place * _BAR_WIDTH + 5
+        height = max(_HEIGHT * bar.documents / most, 1 if bar.documents else 0)
+        span = count(bar.first) if bar.first == bar.last else f"{count(bar.first)} to {count(bar.last)}"
+        middle = left + _BAR_WIDTH / 2
+        top = _ABOVE + _HEIGHT - height
+        shapes.append(
+            f"<g><title>{span} tokens: {plural(bar.documents, 'document')}, {plural(bar.tokens, 'token')}</title>"
+            f'<rect x="{left + 3}" y="{top:.1f}" width="{_BAR_WIDTH - 6}" height="{height:.1f}"/>'
+            f'<text x="{middle}" y="{top - 4:.1f}" text-anchor="middle">{count(bar.documents)}</text>'
+            f'<text x="{middle}" y="{_ABOVE + _HEIGHT + 15}" text-anchor="middle">{count(bar.first)}</text></g>'
+        )
+    return (
+        f'<svg viewBox="0 0 {width} {_ABOVE + _HEIGHT + _BELOW}" width="{width}" role="img" '
+        f'aria-label="Documents by their tokens">{"".join(shapes)}</svg>'
+    )

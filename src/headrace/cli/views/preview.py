@@ -1,0 +1,132 @@
+"""A store -> the samples of it that a user wants to see."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from headrace.cli.description import find_manifest
+from headrace.cli.views.figures import figures_of
+from headrace.cli.views.reading import RecordKeys, ShownKeys
+from headrace.cli.views.shown import Preview, ShownSample, ShownSequence
+from headrace.cli.views.token_texts import IdTexts
+from headrace.cli.views.tokenizer import Found, find_texts
+from headrace.datasets.pack_plans import StoreLengths, make_plan
+from headrace.errors import ConfigError
+from headrace.plan.packing import Packing, PackPlan
+from headrace.stores import Dialect, Store
+from headrace.stores import open as open_store
+
+MAX_SAMPLES = 1000
+"""More than that nobody looks at, and a page would be slow."""
+
+
+class PreviewOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to show of a store, and how."""
+
+    samples: tuple[int, ...] | None = None
+    """Numbers of documents, or of packs; None takes the first ``num``."""
+
+    num: int = 3
+    max_tokens: int = 2048
+    """Of each sequence; of a pack, of all of it."""
+
+    packing: Packing | None = None
+    key: str | None = None
+    """One key alone, in place of all that belong together."""
+
+    tokenizer: str | None = None
+    any_tokenizer: bool = False
+    ids: bool = False
+    """Numbers in place of texts."""
+
+    dialect: Dialect | None = None
+    with_figures: bool = False
+    """Count lengths and trained tokens of the whole store, which reads its index and its masks."""
+
+
+def preview_store(path: str | os.PathLike[str], options: PreviewOptions | None = None) -> Preview:
+    """Some samples of a store, with the text, mask, role and position of each token.
+
+    Raises:
+        StoreError: there is no store, or its tokeniser is not there.
+        ConfigError: a number, key or tokeniser that does not fit.
+    """
+    options = options or PreviewOptions()
+    name = os.fspath(path)
+    with open_store(name, dialect=options.dialect) as store:
+        keys = ShownKeys.of(store, options.key)
+        if options.packing is not None and keys.kind not in ("seq", "sft"):
+            raise ConfigError(
+                f"{name}: records of type {keys.kind} are not packed; say one key with --key "
+                f"{keys.main}, or leave --pack out"
+            )
+        manifest = find_manifest(name)
+        found = (
+            Found(IdTexts(), None)
+            if options.ids
+            else find_texts(
+                manifest.tokenizer if manifest is not None else None,
+                given=options.tokenizer,
+                is_any=options.any_tokenizer,
+                path=name,
+            )
+        )
+        plan = None if options.packing is None else _plan(store, keys, options.packing, options)
+        num_samples = store.num_documents if plan is None else len(plan)
+        chosen = _chosen(options, num_samples, name, "documents" if plan is None else "packs")
+        reader = RecordKeys(store, keys, found.texts)
+        samples = (
+            [reader.document(number, options.max_tokens) for number in chosen]
+            if plan is None
+            else _packs(reader, plan, chosen, options.max_tokens)
+        )
+        return Preview(
+            path=name,
+            format=store.format,
+            kind=keys.kind,
+            keys=keys.names,
+            num_documents=store.num_documents,
+            tokenizer=found.source,
+            note=found.note,
+            max_seq_len=None if options.packing is None else options.packing.max_seq_len,
+            num_samples=num_samples,
+            samples=tuple(samples),
+            figures=figures_of(store, keys, plan, dialect=options.dialect) if options.with_figures else None,
+        )
+
+
+def _chosen(options: PreviewOptions, num_samples: int, path: str, noun: str) -> Sequence[int]:
+    if options.max_tokens < 1 or options.num < 1:
+        raise ConfigError("num and max_tokens are at least 1")
+    chosen = range(min(options.num, num_samples)) if options.samples is None else options.samples
+    if len(chosen) > MAX_SAMPLES:
+        raise ConfigError(f"{len(chosen):,} {noun} are asked for; at most {MAX_SAMPLES:,} are shown at once")
+    for number in chosen:
+        if not 0 <= number < num_samples:
+            raise ConfigError(f"{path} has no {noun[:-1]} {number}; it has {num_samples:,}, counted from 0")
+    return chosen
+
+
+def _plan(store: Store, keys: ShownKeys, packing: Packing, options: PreviewOptions) -> PackPlan:
+    main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=options.dialect)
+    return make_plan(main, StoreLengths(main), packing, None)
+
+
+def _packs(reader: RecordKeys, plan: PackPlan, packs: Sequence[int], max_tokens: int) -> list[ShownSample]:
+    items = plan.items(np.array(packs, np.int64))
+    found = []
+    for row, pack in enumerate(packs):
+        left = max_tokens
+        pieces: list[ShownSequence] = []
+        for item in range(int(items.offsets[row]), int(items.offsets[row + 1])):
+            begin, length = int(items.begins[item]), int(items.lengths[item])
+            piece = reader.piece(int(items.documents[item]), begin, begin + length, left)
+            left -= piece.num_shown
+            pieces.append(piece)
+        used = sum(piece.num_tokens for piece in pieces)
+        found.append(ShownSample(number=pack, sequences=tuple(pieces), num_pads=plan.packing.max_seq_len - used))
+    return found

@@ -1,0 +1,73 @@
+"""A preview as a page."""
+
+from __future__ import annotations
+
+from headrace.cli.figures import count, plural
+from headrace.cli.views.page import LEGEND, escaped, histogram_svg, page, pairs_html, sequence_html
+from headrace.cli.views.shown import Figures, Preview, ShownSample
+from headrace.cli.views.terminal import as_json, sample_heading, sequence_heading
+
+
+def preview_page(preview: Preview) -> str:
+    """One HTML file: figures of the store, if the preview has them, and its samples."""
+    parts = [
+        f"<h1>{escaped(preview.path)}</h1>",
+        f'<p class="soft">{_shown(preview)}</p>',
+    ]
+    if preview.note:
+        parts.append(f"<p>{escaped(preview.note)}</p>")
+    parts.append(pairs_html(_pairs(preview)))
+    if preview.figures is not None and preview.figures.histogram:
+        drawn = histogram_svg(preview.figures.histogram)
+        parts += ["<h2>Lengths</h2>", '<p class="soft">documents by their tokens, from</p>']
+        parts.append(f'<div class="scroll">{drawn}</div>')
+    parts += ["<h2>Samples</h2>", LEGEND]
+    parts += [_sample_html(preview, sample) for sample in preview.samples]
+    return page(f"{preview.path} - headrace preview", parts)
+
+
+def _shown(preview: Preview) -> str:
+    unit = "documents" if preview.max_seq_len is None else f"packs of {count(preview.max_seq_len)} tokens"
+    shown = f"{count(len(preview.samples))} of {count(preview.num_samples)} {unit}"
+    return f"{preview.kind}, {plural(preview.num_documents, 'document')}, shown: {shown}"
+
+
+def _pairs(preview: Preview) -> list[tuple[str, str]]:
+    pairs = [("format", preview.format), ("keys", ", ".join(preview.keys))]
+    if preview.tokenizer is not None:
+        pairs.append(("tokeniser", preview.tokenizer))
+    return pairs + ([] if preview.figures is None else figure_pairs(preview.figures))
+
+
+def figure_pairs(figures: Figures) -> list[tuple[str, str]]:
+    """The numbers of a store, in words."""
+    pairs = [("tokens", f"{count(figures.tokens)} of {figures.key!r}")]
+    lengths = figures.tokens_per_document
+    if lengths is not None:
+        middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
+        pairs.append(("per document", f"min {count(lengths.min)}, {middle}, max {count(lengths.max)} tokens"))
+    if figures.trained is not None:
+        share = figures.trained.trained / max(figures.trained.tokens, 1)
+        of = "" if figures.trained.is_all else f" of the first {count(figures.trained.tokens)}"
+        pairs.append(("trained", f"{count(figures.trained.trained)} tokens{of} ({share:.2%})"))
+    if figures.packs is not None:
+        lost = f", {plural(figures.packs.lost_tokens, 'token')} lost" if figures.packs.lost_tokens else ""
+        pairs.append(
+            ("packs", f"{count(figures.packs.packs)} ({figures.packs.strategy}), fill {figures.packs.fill:.3%}{lost}")
+        )
+    return pairs
+
+
+def _sample_html(preview: Preview, sample: ShownSample) -> str:
+    is_pack = preview.max_seq_len is not None
+    has_several = is_pack or len(sample.sequences) > 1
+    sequences = "".join(
+        sequence_html(sequence, sequence_heading(sequence, is_piece=is_pack) if has_several else "")
+        for sequence in sample.sequences
+    )
+    body = f'<div class="pair">{sequences}</div>' if preview.kind == "dpo" else sequences
+    if sample.columns:
+        body += pairs_html([(name, as_json(value)) for name, value in sample.columns.items()])
+    if sample.num_pads:
+        body += f'<p class="soft">{plural(sample.num_pads, "pad")}</p>'
+    return f"<section><h3>{escaped(sample_heading(preview, sample))}</h3>{body}</section>"

@@ -1,0 +1,148 @@
+"""What a preview holds: samples, their sequences, and stretches of tokens that are alike."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.cli.description import Bar, Lengths
+
+Kind = Literal["seq", "sft", "dpo", "grpo", "prompt"]
+
+
+class Stretch(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens in a row that are alike: all trained or none, of one role, of one segment."""
+
+    begin: int
+    """The first token, counted in its sequence."""
+
+    position: int
+    """The position id of the first token; those of the others count on."""
+
+    ids: tuple[int, ...]
+
+    texts: tuple[str, ...]
+    """What each token stands for. Where several make one character, the first of them has it, and the others nothing;
+    where they are not alike, each has its bytes as ``\\xf0``."""
+
+    is_trained: bool | None = None
+    """None: there is no loss mask."""
+
+    is_special: bool = False
+    role: str = ""
+    """Whose turn it is, as the special tokens tell it; empty where they do not."""
+
+    is_kept: bool = True
+    """Whether the tokens are stored; those that a limit cuts off are not."""
+
+    @property
+    def text(self) -> str:
+        """The text of all tokens."""
+        return "".join(self.texts)
+
+    @property
+    def end(self) -> int:
+        """Behind the last token, counted in the sequence."""
+        return self.begin + len(self.ids)
+
+
+class ShownSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence of tokens: a key of a document, a response, a piece of a pack."""
+
+    name: str
+    document: int
+    begin: int = 0
+    """Of a piece: its first token, counted in the document."""
+
+    num_tokens: int
+    num_trained: int | None = None
+    """None: there is no loss mask."""
+
+    stretches: tuple[Stretch, ...]
+    """Of its first tokens, if it is long."""
+
+    reward: float | None = None
+
+    @property
+    def num_shown(self) -> int:
+        """Tokens that are in ``stretches``."""
+        return sum(len(stretch.ids) for stretch in self.stretches)
+
+
+class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One document, or one pack."""
+
+    number: int
+    sequences: tuple[ShownSequence, ...]
+    num_pads: int = 0
+    """Of a pack."""
+
+    columns: dict[str, Any] | None = None
+    """Of a prompt: what was passed through."""
+
+    label: bool | None = None
+    """Of an answer for KTO: whether it is wanted."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return sum(sequence.num_tokens for sequence in self.sequences)
+
+
+class Trained(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a store is trained."""
+
+    trained: int
+    tokens: int
+    """Those that were looked at, ..."""
+
+    is_all: bool
+    """... which are all, or the first ones."""
+
+
+class PackFill(msgspec.Struct, frozen=True, kw_only=True):
+    """What packing makes of all documents."""
+
+    strategy: str
+    packs: int
+    fill: float
+    lost_tokens: int
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of the whole store."""
+
+    key: str
+    """That lengths and tokens are of: the first one."""
+
+    tokens: int
+
+    tokens_per_document: Lengths | None
+    histogram: tuple[Bar, ...]
+    trained: Trained | None
+    packs: PackFill | None
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """Some samples of a store, for people to look at."""
+
+    path: str
+    format: str
+    kind: Kind
+    keys: tuple[str, ...]
+    num_documents: int
+    tokenizer: str | None
+    """Where it was read from; None: there is none, and ids stand in place of texts."""
+
+    note: str = ""
+    """What a reader should know about the texts."""
+
+    max_seq_len: int | None = None
+    """Of packs; None: the samples are documents."""
+
+    num_samples: int
+    """Documents or packs that there are."""
+
+    samples: tuple[ShownSample, ...]
+    figures: Figures | None = None

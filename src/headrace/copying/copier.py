@@ -1,0 +1,212 @@
+"""Carries out a plan: documents from sources to shards, manifests, the check of all that was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import xxhash
+
+from headrace.copying.formats import FORMATS, Target
+from headrace.copying.kinds import CopyKinds
+from headrace.copying.plan import CopyPlan, FolderPlan, Piece, ranges_of
+from headrace.copying.ranges import OPTION, CopyEntry, SourceEntry, ranges_from
+from headrace.copying.report import CopyProgress
+from headrace.copying.rows import Rows, cast
+from headrace.copying.sources import CHUNK_DOCUMENTS, Source
+from headrace.errors import OutputError
+from headrace.io import output_errors
+from headrace.stores import (
+    DocumentLedger,
+    InputFile,
+    Ledger,
+    Manifest,
+    OutputShard,
+    TokenizerInfo,
+    TokenLedger,
+    open_keys,
+    save_manifest,
+)
+from headrace.stores.types import IntArray
+
+
+class _Made(msgspec.Struct):
+    """One folder while it is written."""
+
+    shards: list[OutputShard] = []
+    num_empty: int = 0
+    lengths: dict[str, str] = {}
+    """Hash of the lengths of all documents of each key, as the sources gave them."""
+
+
+class Copier:
+    """One copy.
+
+    Args:
+        plan: what goes where.
+        kinds: what the sources call the keys.
+        sources: opened, and not yet read.
+        modes: the keys whose sequences are written with modes.
+        on_progress: called with every chunk.
+
+    Attributes:
+        inner_borders: sequences that were not written as such, since the format has none; counted while copying.
+    """
+
+    def __init__(
+        self,
+        plan: CopyPlan,
+        kinds: CopyKinds,
+        sources: Sequence[Source],
+        *,
+        modes: frozenset[str],
+        on_progress: Callable[[CopyProgress], None],
+    ) -> None:
+        self._plan = plan
+        self._names = kinds.names
+        self._sources = sources
+        self._modes = modes
+        self._values = {
+            key
+            for source, names in zip(sources, kinds.names, strict=True)
+            for key, name in names.items()
+            if name in source.keys_of_values
+        }
+        self._on_progress = on_progress
+        self._format = FORMATS[plan.format]
+        self._dtypes: dict[str, np.dtype[Any]] = {
+            key: np.dtype(name).newbyteorder("<") for key, name in plan.dtypes.items()
+        }
+        self._total = sum(folder.num_documents for folder in plan.folders)
+        self._documents = self._tokens = 0
+        self.inner_borders = 0
+
+    def run(
+        self, output: Path, *, tool: str, request: dict[str, Any], tokenizer: TokenizerInfo | None
+    ) -> tuple[list[Manifest], list[InputFile]]:
+        """Write everything below a folder, and check it; the manifests of the stores, and the inputs.
+
+        Raises:
+            InputError: a value that does not fit.
+            StoreError: a source is damaged, or is not what its manifest says.
+            OutputError: the system refuses, or what was written is not what was read back.
+        """
+        made = [self._write(output / folder.name, folder) for folder in self._plan.folders]
+        inputs = [file for source in self._sources for file in source.inputs()]
+        self._documents = self._tokens = 0
+        manifests = []
+        for folder, one in zip(self._plan.folders, made, strict=True):
+            place = output / folder.name
+            entry = CopyEntry(
+                tool=tool,
+                request={**request, "part": folder.name} if folder.name else request,
+                sources=tuple(_entry(source) for source in self._sources),
+                ranges=ranges_from(ranges_of(folder.shards)),
+            )
+            manifests.append(save_manifest(place, _manifest(folder, one, entry, inputs, tokenizer)))
+            self._check(place, folder, one)
+        return manifests, inputs
+
+    def _write(self, place: Path, folder: FolderPlan) -> _Made:
+        with output_errors(place, "make the folder"):
+            place.mkdir(exist_ok=True)
+        made = _Made()
+        hashers = {key: xxhash.xxh3_128() for key in self._dtypes}
+        for number, pieces in enumerate(folder.shards):
+            target = self._format.open(place, number, len(folder.shards), self._dtypes, self._modes)
+            try:
+                for piece in pieces:
+                    self._copy(piece, target, made, hashers)
+                made.shards += map(self._listed, target.finish(place))
+            except BaseException:
+                target.discard()
+                raise
+        made.lengths = {key: hasher.hexdigest() for key, hasher in hashers.items()}
+        return made
+
+    def _copy(self, piece: Piece, target: Target, made: _Made, hashers: dict[str, xxhash.xxh3_128]) -> None:
+        source, names = self._sources[piece.source], self._names[piece.source]
+        for first, end, found in source.chunks(piece.first, piece.end):
+            rows = {}
+            total = np.zeros(end - first, np.int64)
+            for key, dtype in self._dtypes.items():
+                rows[key] = self._fitted(found[names[key]], key, dtype, source, first)
+                hashers[key].update(_plain(rows[key].lengths).data)
+                total += rows[key].lengths
+            target.add(rows)
+            made.num_empty += int(np.count_nonzero(total == 0))
+            self._count("copy", end - first, int(total.sum()))
+
+    def _fitted(self, rows: Rows, key: str, dtype: np.dtype[Any], source: Source, first: int) -> Rows:
+        rows = cast(rows, dtype, f"{source.path}: key {key!r}", first)
+        if not self._format.sequences:
+            self.inner_borders += len(rows.sequences) - int(np.count_nonzero(rows.lengths))
+        return rows if key in self._modes else rows._replace(modes=np.zeros(0, np.int8))
+
+    def _listed(self, shard: OutputShard) -> OutputShard:
+        """The entry of the manifest, which tells ids from other values as those of the sources did."""
+        keys = {key: msgspec.structs.replace(info, ids=key not in self._values) for key, info in shard.keys.items()}
+        return msgspec.structs.replace(shard, keys=keys)
+
+    def _check(self, place: Path, folder: FolderPlan, made: _Made) -> None:
+        """Open the store, read every byte of it again, and compare the lengths of its documents with the sources'."""
+        stores = open_keys(place, reader="pread")
+        try:
+            for number, (key, store) in enumerate(stores.items()):
+                # A shard of the keyed format checks all its keys at once.
+                if number == 0 or self._plan.format == "indexed":
+                    for problem in store.check():
+                        raise OutputError(f"what was written is not what was read back: {problem}; nothing is kept")
+                hasher = xxhash.xxh3_128()
+                for chunk in store.length_chunks(CHUNK_DOCUMENTS):
+                    hasher.update(_plain(chunk).data)
+                if (hasher.hexdigest(), store.num_documents) != (made.lengths[key], folder.num_documents):
+                    raise OutputError(
+                        f"{place}: key {key!r}: the documents that were written are not those of the sources; nothing"
+                        " is kept. This is a defect of Headrace, or of the memory: please report it"
+                    )
+            self._count("check", folder.num_documents, sum(shard.tokens for shard in made.shards))
+        finally:
+            for store in stores.values():
+                store.close()
+
+    def _count(self, phase: Literal["copy", "check"], documents: int, tokens: int) -> None:
+        self._documents += documents
+        self._tokens += tokens
+        self._on_progress(
+            CopyProgress(phase=phase, documents=self._documents, total_documents=self._total, tokens=self._tokens)
+        )
+
+
+def _entry(source: Source) -> SourceEntry:
+    return SourceEntry(
+        path=source.path, documents=source.documents, dialect=source.dialect, num_documents=source.num_documents
+    )
+
+
+def _manifest(
+    folder: FolderPlan,
+    made: _Made,
+    entry: CopyEntry,
+    inputs: Sequence[InputFile],
+    tokenizer: TokenizerInfo | None,
+) -> Manifest:
+    num_documents, num_tokens = folder.num_documents, sum(shard.tokens for shard in made.shards)
+    return Manifest(
+        inputs=tuple(inputs),
+        # By way of JSON, so that what is returned equals what is read back.
+        options={OPTION: msgspec.json.decode(msgspec.json.encode(entry))},
+        tokenizer=tokenizer,
+        outputs=tuple(made.shards),
+        ledger=Ledger(
+            documents=DocumentLedger(read=num_documents, kept=num_documents, empty=made.num_empty),
+            tokens=TokenLedger(made=num_tokens, kept=num_tokens),
+        ),
+    )
+
+
+def _plain(chunk: IntArray) -> IntArray:
+    return np.ascontiguousarray(chunk, np.int64)

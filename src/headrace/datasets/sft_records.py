@@ -1,0 +1,152 @@
+"""Conversations, or other records with a loss mask, one a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from headrace.datasets.collation import Collation
+from headrace.datasets.dataset import Counts, Fields, Sample
+from headrace.datasets.record_keys import RecordKey, found_key
+from headrace.datasets.records import RecordDataset, check_parallel, supervised_labels
+from headrace.errors import ConfigError
+from headrace.plan import IntArray
+from headrace.plan.segments import IGNORED_LABEL
+from headrace.stores import Store
+
+TOKEN_KEYS = ("tokens", "sequence", "text")
+_INT64 = np.dtype(np.int64)
+
+
+class SFTDataset(RecordDataset):
+    """Sample i is record i: its tokens, and labels where its loss mask is 1.
+
+    Of an item each is (length,), of a batch (B, L):
+
+    - ``input_ids`` int64, pads are ``padding_idx``;
+    - ``labels`` int64, -100 at tokens that are not trained on and at pads. With ``labels="next"`` the label of a token
+      is the one after it, as in windows and packs; with ``"same"`` it is the token itself, as Hugging Face's models and
+      trainers want it, which shift by themselves. The first token of a record is never a label;
+    - ``attention_mask`` int64, 1 at tokens;
+    - ``position_ids`` int64, from 0 on, and from 0 again over the pads;
+    - ``loss_mask`` bool, where the label is not -100.
+
+    A batch has besides ``num_supervised_tokens``, an int: labels that are not -100.
+
+    Args:
+        store: an open store, with the keys ``tokens`` (or ``sequence``, or its main key) and ``loss_mask``.
+        collation: how records come to one length; by default padded on the right to the longest of the batch.
+        labels: what a label stands beside.
+        loss_mask_key: the key with 1 at tokens that are trained on; None trains on all.
+
+    Where the store has ``num_supervised``, one number a record, tokens are counted by it, and masks are read only of
+    records that are cut.
+
+    Raises:
+        ConfigError: as `RecordDataset`; an unknown value of ``labels``.
+        InputError: on reading, a mask of another length than the tokens, or with other values than 0 and 1.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        collation: Collation | None = None,
+        *,
+        labels: Literal["next", "same"] = "next",
+        tokens_key: str | None = None,
+        loss_mask_key: str | None = "loss_mask",
+    ) -> None:
+        if not isinstance(store, Store):
+            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+        if labels not in ("next", "same"):
+            raise ConfigError(f"labels is {labels!r}; allowed are 'next', 'same'")
+        tokens = found_key(store, tokens_key, (*TOKEN_KEYS, store.keys[0]), "the tokens")
+        keys = {"tokens": tokens}
+        if loss_mask_key is not None:
+            keys["loss_mask"] = found_key(store, loss_mask_key, (), "the loss mask (loss_mask_key=None trains on all)")
+        super().__init__(store, Collation() if collation is None else collation, keys)
+        self.labels = labels
+        self._counted = RecordKey(store, "num_supervised") if "num_supervised" in store.keys else None
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Name -> (shape, dtype); -1 is the width of the batch."""
+        names = dict.fromkeys(("input_ids", "labels", "attention_mask", "position_ids"), _INT64)
+        return {name: ((-1,), dtype) for name, dtype in {**names, "loss_mask": np.dtype(np.bool_)}.items()}
+
+    @property
+    def is_counted(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether there is a loss mask."""
+        return "loss_mask" in self._keys
+
+    def _options(self) -> dict[str, Any]:
+        return {"labels": self.labels}
+
+    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+        """Records, one after another in memory of their own."""
+        pieces, marks = self._read(addresses)
+        lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+        ids = np.concatenate([np.empty(0, np.int64), *pieces])
+        labels = supervised_labels(ids, marks, lengths, shifted=self.labels == "next")
+        ends = np.cumsum(lengths)
+        columns = {
+            "input_ids": ids,
+            "labels": labels,
+            "attention_mask": np.ones_like(ids),
+            "position_ids": np.arange(len(ids)) - np.repeat(ends - lengths, lengths),
+            "loss_mask": labels != IGNORED_LABEL,
+        }
+        spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+        return [{name: values[begin:end] for name, values in columns.items()} for begin, end in spans]
+
+    def _read(self, records: IntArray) -> tuple[list[Any], Any]:
+        """The kept tokens of each record, and the marks of all, one after another."""
+        whole = self._keys["tokens"].values(records)
+        pieces = [self._cut(piece, int(record), "it") for piece, record in zip(whole, records, strict=True)]
+        if not self.is_masked:
+            return pieces, np.ones(sum(map(len, pieces)), dtype=bool)
+        marks = self._keys["loss_mask"].values(records)
+        check_parallel(self.store, records, whole, marks, repr(self._keys["loss_mask"].key))
+        return pieces, np.concatenate([np.empty(0, np.uint8), *map(self.collation.cut, marks)])
+
+    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
+        """Samples with ``input_ids`` and ``labels`` as one batch."""
+        grid = self._grid([len(sample["input_ids"]) for sample in samples])
+        labels = grid.filled([sample["labels"] for sample in samples], IGNORED_LABEL, np.int64)
+        batch: dict[str, Any] = {
+            "input_ids": grid.filled([s["input_ids"] for s in samples], self.collation.padding_idx, np.int64),
+            "labels": labels,
+            "attention_mask": grid.is_token.astype(np.int64),
+            "position_ids": grid.positions(),
+            "loss_mask": labels != IGNORED_LABEL,
+        }
+        batch["num_supervised_tokens"] = int(np.count_nonzero(batch["loss_mask"]))
+        return batch
+
+    def sample_lengths(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: kept tokens of each record."""
+        return self.collation.kept(self._keys["tokens"].lengths(addresses))
+
+    def count(self, addresses: IntArray) -> Counts:
+        """Tokens and labels of each record; pads are a batch's, and none are counted here."""
+        whole = self._keys["tokens"].lengths(addresses)
+        kept = self.collation.kept(whole)
+        supervised = np.maximum(kept - 1, 0)
+        if self.is_masked:
+            is_cut = kept < whole
+            # One number says it of records that are whole, but for their first token, which nothing predicts.
+            known = ~is_cut & (whole > 0) if self._counted is not None else np.zeros(len(addresses), dtype=bool)
+            if self._counted is not None and known.any():
+                firsts = self._keys["loss_mask"].first_values(addresses[known]) != 0
+                supervised[known] = self._counted.first_values(addresses[known]) - firsts
+            masks = self._keys["loss_mask"].values(addresses[~known])
+            supervised[~known] = [np.count_nonzero(self.collation.cut(marks)[1:]) for marks in masks]
+        return Counts(kept, supervised, np.zeros_like(kept), np.ones_like(kept))

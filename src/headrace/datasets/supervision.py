@@ -1,0 +1,74 @@
+"""Steps without a supervised token, found before the run: their loss would be a sum divided by 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.plan import IntArray
+
+if TYPE_CHECKING:
+    from headrace.datasets.run import Run
+
+CHECKED_SAMPLES = 1 << 20
+"""Samples that are looked at before a run; what is beyond is found ahead of its step, not of the run."""
+
+_AT_ONCE = 8192
+
+
+def check_supervised(run: Run, position: int) -> None:
+    """Raise ConfigError where a step from a position on has no supervised token; see `Run.check_supervised`."""
+    if not run.is_masked or (_num_samples(run) <= CHECKED_SAMPLES and not run.has_unsupervised_samples):
+        return
+    end = position + CHECKED_SAMPLES if run.length is None else min(run.length, position + CHECKED_SAMPLES)
+    if position >= end:
+        return
+    for step, count in supervised_tokens(run, run.schedule.step_of(position), run.schedule.step_of(end - 1) + 1):
+        refuse_unsupervised(run, step, count)
+
+
+def refuse_unsupervised(run: Run, step: int, supervised_tokens: int) -> None:
+    """Raise ConfigError where a step of masked samples has none."""
+    if supervised_tokens or not run.is_masked:
+        return
+    positions = run.positions(step)
+    found = run.lookup(positions[:1])
+    where = f"source {run.paths[int(found.sources[0])]!r}, " if len(run.datasets) > 1 else ""
+    raise ConfigError(
+        f"step {step:,} has no supervised token in any of its {len(positions):,} samples (the first: {where}sample"
+        f" {int(found.indices[0]):,}): nothing could be learnt from it. Leave such records out when the store is"
+        " prepared, cut fewer tokens off (max_length, over_long), or use larger global batches"
+    )
+
+
+def any_unsupervised(run: Run) -> bool:
+    """Whether any sample of any dataset has no supervised token. Looks at each sample once."""
+    for dataset in run.datasets:
+        for first in range(0, len(dataset), _AT_ONCE):
+            indices = np.arange(first, min(first + _AT_ONCE, len(dataset)), dtype=np.int64)
+            if not dataset.count(dataset.locate(indices)).supervised_tokens.all():
+                return True
+    return False
+
+
+def supervised_tokens(run: Run, first: int, end: int, at_once: int = _AT_ONCE) -> Iterator[tuple[int, int]]:
+    """(step, its supervised tokens over all ranks) for the steps ``first`` .. ``end - 1``, some counted at a time."""
+    while first < end:
+        steps: list[int] = []
+        positions: list[IntArray] = []
+        while first < end and sum(map(len, positions)) < at_once:
+            steps.append(first)
+            positions.append(run.positions(first))
+            first += 1
+        counted = run.count(run.locate(np.concatenate(positions))).supervised_tokens
+        bounds = np.cumsum([0, *map(len, positions)])
+        sums = np.concatenate([[0], np.cumsum(counted)])[bounds]
+        yield from zip(steps, np.diff(sums).tolist(), strict=True)
+
+
+def _num_samples(run: Run) -> int:
+    # Packs may be made of other documents in each epoch: what one epoch's hold says nothing of the next.
+    return sum(map(len, run.datasets)) if run.is_ragged else CHECKED_SAMPLES + 1

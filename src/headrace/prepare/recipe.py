@@ -1,0 +1,163 @@
+"""Records of any layout -> samples in a store, as a recipe says: `prepare_recipe`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+import msgspec
+
+from headrace.errors import ConfigError
+from headrace.prepare.estimate import Estimate, estimate_plan
+from headrace.prepare.filters import FilterSpec
+from headrace.prepare.options import (
+    BackendName,
+    ErrorOptions,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TokenOptions,
+    check_run,
+)
+from headrace.prepare.output_folder import STDIN_NAME, OutputFolder
+from headrace.prepare.recipe_inputs import reads_stdin, with_inputs
+from headrace.prepare.resolving import deciding, resolve
+from headrace.prepare.run_plan import TextProgress
+from headrace.prepare.running import run_in
+from headrace.prepare.sources import spool_stdin
+from headrace.samples.recipe import Recipe, load_recipe
+from headrace.stores import Manifest
+
+
+class RecipeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a recipe does not say, as it is no matter of the samples; the only place that owns these defaults."""
+
+    id_field: str | None = None
+    """The field that names a record; the ids are then stored beside the documents."""
+
+    max_record_bytes: int = 64 << 20
+    """A longer line, or text, is a bad record."""
+
+    function: str | None = None
+    """``module:function`` that says which records are kept, see `FilterSpec`."""
+
+    deduplicate: bool = False
+    """Keep only the first of documents of which the same is stored, in all keys."""
+
+    shuffle: int | None = None
+    """Seed of a uniform shuffle of all documents, within their domains; None keeps the order of the input."""
+
+    backend: BackendName = "auto"
+    """See `TokenOptions`."""
+
+    workers: int | None = None
+    task_bytes: int | None = None
+    overwrite: bool = False
+    restart: bool = False
+    """See `TextOptions`. These four change no byte."""
+
+
+def prepare_recipe(
+    recipe: Recipe | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    tokenizer: str | os.PathLike[str] | None = None,
+    options: RecipeOptions | None = None,
+    on_progress: Callable[[TextProgress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+    stdin: BinaryIO | None = None,
+) -> Manifest:
+    """Make the samples of a recipe, and store them in a folder with a ``headrace.json``.
+
+    All that `prepare_text` promises holds: the bytes depend on inputs, recipe, tokeniser, template and options alone,
+    everything appears at once, and a run that was ended is continued by the same call.
+
+    Args:
+        recipe: a recipe, or the file of one; a configuration of AstrAI too.
+        output: a new or empty folder, or one with an unfinished run.
+        inputs: files in place of those that the recipe names.
+        tokenizer: where the recipe names none.
+        options: see `RecipeOptions`.
+        on_progress: called a few times a second.
+        on_notice: called with what a user should know: which layout the records have, a run is continued.
+        stdin: what ``-`` stands for; by default standard input.
+
+    Raises:
+        ConfigError: the recipe, or what it names, cannot be.
+        InputError: a record or file is bad; names file and line.
+        OutputError: the folder is taken, or the system refuses a write.
+        WorkerError: several worker processes ended in the same task.
+        MissingExtraError: a package is needed that is not installed.
+    """
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    notice = on_notice or (lambda message: None)
+    with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
+        stdin_path = None
+        if reads_stdin(recipe):
+            stdin_path = folder.work / STDIN_NAME
+            spool_stdin(stdin or sys.stdin.buffer, stdin_path)
+        plan = resolve(
+            recipe, run_options, tokenizer=tokenizer, stdin=stdin_path, earlier=folder.earlier, on_notice=notice
+        )
+        return run_in(folder, plan, deciding=deciding(plan), on_progress=on_progress, on_notice=notice)
+
+
+def estimate_recipe(
+    recipe: Recipe | str | os.PathLike[str],
+    *,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    tokenizer: str | os.PathLike[str] | None = None,
+    options: RecipeOptions | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> Estimate:
+    """What a run of `prepare_recipe` would make and take, from a sample, see `estimate_text`.
+
+    Raises:
+        ConfigError: as `prepare_recipe`; standard input is among the inputs.
+        InputError: a file cannot be read, or there are no records. Bad records are counted.
+        MissingExtraError: as `prepare_recipe`.
+    """
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    if reads_stdin(recipe):
+        raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
+    return estimate_plan(
+        lambda: resolve(
+            recipe,
+            run_options,
+            tokenizer=tokenizer,
+            stdin=None,
+            earlier={},
+            on_notice=on_notice or (lambda message: None),
+        )
+    )
+
+
+def _resolved(
+    recipe: Recipe | str | os.PathLike[str], inputs: Sequence[str | os.PathLike[str]], options: RecipeOptions
+) -> tuple[Recipe, TextOptions]:
+    """The recipe with its inputs, and the options of the run in the words of those over text."""
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
+    recipe = with_inputs(recipe, inputs)
+    output = recipe.output
+    run_options = TextOptions(
+        records=RecordOptions(fields=(), id_field=options.id_field, max_record_bytes=options.max_record_bytes),
+        tokens=TokenOptions(special_tokens_in_text="encode", backend=options.backend),
+        filters=FilterSpec(function=options.function),
+        deduplicate=options.deduplicate,
+        output=OutputOptions(
+            format="indexed" if output.format == "jsonl" else output.format,
+            shard_tokens=output.shard_tokens,
+            shuffle=options.shuffle,
+        ),
+        errors=ErrorOptions(on_error=recipe.errors.on_error, max_errors=recipe.errors.max_errors),
+        workers=options.workers,
+        task_bytes=options.task_bytes,
+        overwrite=options.overwrite,
+        restart=options.restart,
+    )
+    check_run(run_options)
+    return recipe, run_options

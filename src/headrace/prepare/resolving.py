@@ -1,0 +1,238 @@
+"""A recipe, and what it names -> the plan of a run: files, layouts, tokeniser, template, keys, library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError
+from headrace.prepare.backends import TRUTH, Backend, Choice, choose_backend, load_backend
+from headrace.prepare.columns import DOMAIN, Column, Kind
+from headrace.prepare.first_documents import MAX_TEXT_BYTES, NUM_DOCUMENTS, prove_texts
+from headrace.prepare.messages import Making
+from headrace.prepare.options import TextOptions
+from headrace.prepare.recipe_inputs import RecipeInputs, find_recipe_inputs
+from headrace.prepare.record_encoder import make_maker
+from headrace.prepare.run_plan import RecipePart, RunPlan
+from headrace.prepare.sources import choose_task_bytes
+from headrace.prepare.tokenizer import TextTokenizer, load_tokenizer
+from headrace.samples.layouts import NUM_RECORDS
+from headrace.samples.maker import SampleMaker
+from headrace.samples.masking.token_spans import SpanEncoder
+from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec
+from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
+from headrace.stores.hdf5_layout import load_h5py
+from headrace.stores.indexed_layout import dtype_code
+from headrace.stores.keyed_layout import check_key, key_dtype
+
+_OFFSETS = "the spans of tokens are the offsets of tokenizers: this is no byte-level BPE without a normaliser"
+
+
+def resolve(
+    recipe: Recipe,
+    options: TextOptions,
+    *,
+    tokenizer: str | os.PathLike[str] | None,
+    stdin: Path | None,
+    earlier: Mapping[str, Any],
+    on_notice: Callable[[str], None],
+) -> RunPlan:
+    """The plan of a run.
+
+    Args:
+        recipe: with inputs.
+        options: those of the run; what the recipe says of output and errors is in them already.
+        tokenizer: where the recipe names none.
+        stdin: the copy of standard input, where that is an input.
+        earlier: what an unfinished run in the same folder says of itself: it began at another time.
+        on_notice: called with the layouts that were recognised.
+
+    Raises:
+        ConfigError: what the recipe names is not there, or does not go together.
+        InputError: a file cannot be read.
+        MissingExtraError: a package is not installed.
+    """
+    if recipe.output.format == "jsonl":
+        raise ConfigError("output.format is jsonl, which is read and not written: choose indexed, keyed or hdf5")
+    loaded, folder = find_tokenizer(recipe, tokenizer)
+    recipe, template = find_template(recipe, folder, earlier)
+    choice = _choice(loaded, options)
+    inputs = find_recipe_inputs(
+        recipe,
+        RunPlan.record_spec(options),
+        stdin=stdin,
+        keep_faulty=options.errors.on_error == "skip",
+        num_records=NUM_RECORDS if choice.name == TRUTH else NUM_DOCUMENTS,
+        max_record_bytes=options.records.max_record_bytes,
+        on_notice=on_notice,
+    )
+    making = Making(
+        recipe=msgspec.json.encode(inputs.recipe),
+        sources=inputs.sources,
+        template=None if template is None else msgspec.json.encode(template),
+        special_tokens={} if template is not None else special_tokens(folder),
+    )
+    choice, num_proved, keys, dtypes = _tried(making, inputs, loaded, choice)
+    plan = RunPlan(
+        files=inputs.files,
+        options=options,
+        tokenizer=loaded,
+        eod=None,
+        bos=None,
+        choice=choice,
+        first_documents=num_proved,
+        task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in inputs.files)),
+        recipe=RecipePart(
+            columns=_columns(inputs.recipe, keys, dtypes),
+            making=making,
+            described=_described(inputs.recipe, template, options),
+            max_records=inputs.recipe.filters.max_records,
+        ),
+    )
+    _check_layout(plan)
+    return plan
+
+
+def deciding(plan: RunPlan) -> dict[str, Any]:
+    """What decides the bytes of the run, for `running.run_in`; what an error does is not among it."""
+    if plan.recipe is None:
+        raise ConfigError("the plan is not of a recipe")
+    described = {name: value for name, value in plan.recipe.described.items() if name != "errors"}
+    return {**described, "recipe": {**described["recipe"], "errors": msgspec.to_builtins(ErrorSpec())}}
+
+
+def find_tokenizer(recipe: Recipe, given: str | os.PathLike[str] | None) -> tuple[TextTokenizer, Path]:
+    """The tokeniser of a recipe, or the one ``given`` where it names none, and its folder.
+
+    Raises:
+        ConfigError: there is none, or there are two.
+    """
+    if given is not None and recipe.tokenizer is not None and os.fspath(given) != recipe.tokenizer:
+        raise ConfigError(
+            f"the recipe says tokenizer: {recipe.tokenizer}, and {os.fspath(given)!r} was given besides: say one"
+        )
+    name = given if given is not None else recipe.tokenizer
+    if name is None:
+        raise ConfigError("no tokeniser: say `tokenizer: FOLDER` in the recipe, or --tokenizer PATH")
+    place = Path(name)
+    return load_tokenizer(name), place if place.is_dir() else place.parent
+
+
+def find_template(recipe: Recipe, folder: Path, earlier: Mapping[str, Any]) -> tuple[Recipe, TemplateSetup | None]:
+    """The recipe with the time that its template sees, where that asks for it; and the template, where there is one."""
+    spec = recipe.template or TemplateSpec()
+    try:
+        if spec.path is None:
+            template = ChatTemplate.load(folder, name=spec.name)
+        else:
+            is_folder = Path(spec.path).is_dir()
+            template = ChatTemplate.load(spec.path, name=spec.name, tokenizer=None if is_folder else folder)
+    except ConfigError:
+        if recipe.template is not None and (spec.path is not None or spec.name is not None):
+            raise
+        return recipe, None  # who needs none will not miss it
+    setup = template.setup
+    if not setup.asks_for_time:
+        return recipe, msgspec.structs.replace(setup, now=None)
+    now = spec.now
+    if now is None:
+        before = (((earlier.get("recipe") or {}).get("template")) or {}).get("now")
+        now = datetime.now().replace(microsecond=0) if before is None else datetime.fromisoformat(before)
+    recipe = msgspec.structs.replace(recipe, template=msgspec.structs.replace(spec, now=now))
+    return recipe, msgspec.structs.replace(setup, now=now)
+
+
+def _choice(loaded: TextTokenizer, options: TextOptions) -> Choice:
+    """The library, before any text was seen. Texts of recipes hold special tokens, which are encoded as such."""
+    wanted = options.tokens.backend
+    if wanted == TRUTH or SpanEncoder(loaded.json).sums_lengths:
+        return choose_backend(loaded.json, wanted=wanted, special="encode")
+    choice = choose_backend(loaded.json, wanted=TRUTH, special="encode")
+    return msgspec.structs.replace(choice, reasons={"all others" if wanted == "auto" else wanted: _OFFSETS})
+
+
+def _tried(
+    making: Making, inputs: RecipeInputs, loaded: TextTokenizer, choice: Choice
+) -> tuple[Choice, int, tuple[StoreKey, ...], Mapping[str, np.dtype[Any]]]:
+    """Make the first records of each input, so that what cannot be shows now, and prove the library on their texts."""
+    recorder = None if choice.name == TRUTH else _Recorder(load_backend(TRUTH, loaded.json, "encode"))
+    maker: SampleMaker | None = None
+    for number, records in enumerate(inputs.first_records):
+        maker = make_maker(making, loaded.json, source=number, encoder=recorder)
+        maker.make(records)
+    if maker is None:
+        raise ConfigError("the recipe has no inputs")
+    if recorder is None:
+        return choice, 0, maker.keys, maker.dtypes
+    choice, num_proved = prove_texts(choice, recorder.texts, loaded.json, "encode")
+    return choice, num_proved, maker.keys, maker.dtypes
+
+
+class _Recorder:
+    """Encodes by the truth, and keeps the texts."""
+
+    def __init__(self, truth: Backend) -> None:
+        self.texts: list[str] = []
+        self._truth = truth
+        self._room = MAX_TEXT_BYTES
+
+    def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """As `Backend.encode`."""
+        for text in texts:
+            self._room -= len(text)
+            if self._room > 0:
+                self.texts.append(text)
+        encoded = self._truth.encode(texts)
+        return encoded.ids, encoded.lengths
+
+
+def _columns(recipe: Recipe, keys: tuple[StoreKey, ...], dtypes: Mapping[str, np.dtype[Any]]) -> tuple[Column, ...]:
+    names = {key.name: key.stored for key in keys}
+    columns = []
+    for key in keys:
+        kind: Kind = "ids" if key.kind == "ids" else "mask" if key.kind == "mask" else "value"
+        if key.kind == "positions" and recipe.output.position_ids == "continuous":
+            kind = "positions"
+        parallel_to = "" if key.parallel_to is None else names[key.parallel_to]
+        columns.append(Column(key.stored, dtypes[key.name].name, kind, parallel_to))
+    return (*columns, *([DOMAIN] if recipe.output.domain_key is not None else []))
+
+
+def _check_layout(plan: RunPlan) -> None:
+    """What the layout cannot hold is refused before the run.
+
+    Raises:
+        ConfigError: a dtype or a name of a key.
+        MissingExtraError: h5py is not installed.
+    """
+    layout = plan.options.output.format
+    for column in plan.columns:
+        if column.kind == "domain":
+            continue
+        try:
+            if layout == "indexed":
+                dtype_code(column.dtype, ids=column.kind == "ids")
+            else:
+                check_key(column.key)
+                key_dtype(column.dtype)
+        except ConfigError as error:
+            raise ConfigError(f"key {column.key!r} cannot be stored as {layout}: {error}") from None
+    if layout == "hdf5":
+        load_h5py("output.format hdf5")
+
+
+def _described(recipe: Recipe, template: TemplateSetup | None, options: TextOptions) -> dict[str, Any]:
+    """For the manifest; by way of JSON, so that what is returned equals what is read back."""
+    names = ("records", "filters", "deduplicate", "output", "errors")
+    described = {name: getattr(options, name) for name in names}
+    decoded: dict[str, Any] = msgspec.json.decode(
+        msgspec.json.encode({"recipe": recipe, "template": template, **described})
+    )
+    return decoded

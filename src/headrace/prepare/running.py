@@ -1,0 +1,63 @@
+"""What runs over text and runs of a recipe have in common once their plan is made: begin or go on, do it, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.io import atomic_write, file_sum
+from headrace.prepare.filters import function_fingerprint
+from headrace.prepare.output_folder import OutputFolder
+from headrace.prepare.run_plan import RunPlan, TextProgress
+from headrace.prepare.sources import SourceFile
+from headrace.prepare.text_run import TextRun
+from headrace.stores import Manifest, load_manifest
+
+RUN_FORMAT = 2
+"""Raised when a change makes other bytes of the same run, or lays out the work folder otherwise."""
+
+
+def run_in(
+    folder: OutputFolder,
+    plan: RunPlan,
+    *,
+    deciding: Mapping[str, Any],
+    on_progress: Callable[[TextProgress], None] | None,
+    on_notice: Callable[[str], None],
+) -> Manifest:
+    """Run a plan in a folder that was claimed, from its beginning or from where it was ended.
+
+    Args:
+        folder: the folder.
+        plan: the plan.
+        deciding: the options that decide bytes, as JSON.
+        on_progress: see `prepare_text`.
+        on_notice: see `prepare_text`.
+
+    Raises:
+        HeadraceError: as `prepare_text`.
+    """
+    function = plan.options.filters.function
+    run = {
+        "format": RUN_FORMAT,
+        "inputs": [_described(file) for file in plan.files],
+        "tokenizer": plan.tokenizer.fingerprint,
+        "backend": f"{plan.choice.name} {plan.choice.version}",
+        "task_bytes": plan.task_bytes,
+        "filter": function_fingerprint(function) if function else "",
+        **deciding,
+    }
+    if folder.begin(run):
+        on_notice("the run was complete, but for the move of its files, which is done now")
+        return load_manifest(folder.path)
+    atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
+    run_of_plan = TextRun(plan, folder, on_progress=on_progress or (lambda progress: None), on_notice=on_notice)
+    manifest, moves = run_of_plan.run()
+    folder.commit(moves)
+    return manifest
+
+
+def _described(file: SourceFile) -> dict[str, Any]:
+    if file.name == "-":
+        return {"name": "-", "size": file.size_bytes, "xxh3_128": file_sum(file.path).xxh3_128}
+    return {"name": file.name, "size": file.size_bytes, "mtime_ns": file.mtime_ns}

@@ -1,0 +1,35 @@
+"""A record, whatever its layout, as one of the samples of `headrace.samples.conversation`.
+
+    {"conversations": [{"from": "human", "value": "Hi"}, ...]}
+      -> recognise     which layout all of the first records fit, and why
+      -> make_layout   by name, with the user's names of fields and roles
+      -> convert       a Conversation, Completion, Preference, Prompt, Group or Text; or an InputError
+
+One file a family of layouts; `LAYOUTS` lists them all.
+"""
+
+from __future__ import annotations
+
+from headrace.samples.layouts.fields import nearest, without_nulls
+from headrace.samples.layouts.layout import Layout, LayoutOptions, Sample, assistant, cut, join, user
+from headrace.samples.layouts.recognise import NUM_RECORDS, Recognised, recognise
+from headrace.samples.layouts.registry import LAYOUTS, make_layout
+from headrace.samples.layouts.roles import ALIASES
+
+__all__ = [
+    "ALIASES",
+    "LAYOUTS",
+    "NUM_RECORDS",
+    "Layout",
+    "LayoutOptions",
+    "Recognised",
+    "Sample",
+    "assistant",
+    "cut",
+    "join",
+    "make_layout",
+    "nearest",
+    "recognise",
+    "user",
+    "without_nulls",
+]

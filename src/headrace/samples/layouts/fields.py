@@ -1,0 +1,174 @@
+"""The fields of a record, found by the names that a layout gives them, and what to say when they are not right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.errors import InputError
+
+_SHOWN_NAMES = 8
+_SHOWN_CHARS = 60
+
+
+class Fields:
+    """Reads the fields of records of one layout.
+
+    ``names`` gives the field of the data for a name of the layout, where they differ: ``{"messages": "dialog"}``, or a
+    path into objects: ``{"messages": "data.turns"}``. A field whose whole name is the path comes first. A field that is
+    null is as if it were not there: Parquet has no other way to leave one out.
+    """
+
+    def __init__(self, layout: str, names: Mapping[str, str]) -> None:
+        self.layout = layout
+        self._names = dict(names)
+
+    def name(self, field: str) -> str:
+        """What the data calls it."""
+        return self._names.get(field, field)
+
+    def get(self, record: Mapping[str, Any], field: str) -> Any:
+        """Its value, None where there is none."""
+        name = self._names.get(field, field)
+        value = record.get(name)
+        if value is None and "." in name and name not in record:
+            value = record
+            for part in name.split("."):
+                if not isinstance(value, Mapping):
+                    return None
+                value = value.get(part)
+        return value
+
+    def has(self, record: Mapping[str, Any], *fields: str) -> bool:
+        """Whether it has them all."""
+        return all(self.get(record, field) is not None for field in fields)
+
+    def need(self, record: Mapping[str, Any], field: str, wanted: str) -> Any:
+        """Its value.
+
+        Raises:
+            InputError: there is none.
+        """
+        value = self.get(record, field)
+        if value is None:
+            names = list(record)
+            near = nearest(self.name(field), names)
+            shown = ", ".join(map(repr, names[:_SHOWN_NAMES])) or "none"
+            more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+            state = "is null" if self.name(field) in record else "is missing"
+            raise InputError(
+                f"field {self.name(field)!r} {state}: the layout {self.layout!r} needs {wanted} there; the fields are: "
+                f"{shown}{more}{near} (say which one it is with `fields`, or choose another `layout`)"
+            )
+        return value
+
+    def text(self, record: Mapping[str, Any], field: str) -> str:
+        """A string that must be there.
+
+        Raises:
+            InputError: it is missing, or something else.
+        """
+        value = self.need(record, field, "a string")
+        if not isinstance(value, str):
+            raise self.wrong(field, value, "a string")
+        return check_text(value, self.name(field))
+
+    def optional_text(self, record: Mapping[str, Any], field: str) -> str:
+        """A string, empty where there is none.
+
+        Raises:
+            InputError: it is something else.
+        """
+        return "" if self.get(record, field) is None else self.text(record, field)
+
+    def parsed(self, record: Mapping[str, Any], field: str, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+        """A list or an object, given as such or as the JSON of one; None where there is none, or an empty string.
+
+        Raises:
+            InputError: it is neither.
+        """
+        value = self.get(record, field)
+        wanted = "a list, or the JSON of one" if kind is list else "an object, or the JSON of one"
+        if isinstance(value, str):
+            if not value.strip():
+                return None
+            try:
+                value = msgspec.json.decode(value)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise self.wrong(field, self.get(record, field), f"{wanted} ({error})") from None
+            if value is None:
+                return None
+        if value is None or isinstance(value, kind):
+            return value
+        raise self.wrong(field, value, wanted)
+
+    def wrong(self, field: str, value: object, wanted: str) -> InputError:
+        """The error for a field that is not what the layout needs."""
+        return wrong(self.name(field), value, wanted)
+
+
+def wrong(place: str, value: object, wanted: str) -> InputError:
+    """The error for a value at ``place`` that is not what is wanted."""
+    return InputError(f"{place} is {describe(value)}; allowed is {wanted}")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8: JSON may hold half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_text(text: str, place: str) -> str:
+    """The text, if it can be written as UTF-8.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{place} is not Unicode text: unpaired surrogate \\u{ord(text[error.start]):04x} at character "
+            f"{error.start:,}"
+        ) from None
+    return text
+
+
+def describe(value: object) -> str:
+    """A value in a few words: its kind, and the beginning of what it is."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool | int | float):
+        return f"the {'boolean' if isinstance(value, bool) else 'number'} {value}"
+    if isinstance(value, str):
+        shown = repr(value[:_SHOWN_CHARS]) + ("..." if len(value) > _SHOWN_CHARS else "")
+        return f"the string {shown}"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value):,}"
+    if isinstance(value, Mapping):
+        shown = ", ".join(map(repr, list(value)[:_SHOWN_NAMES])) or "none"
+        return f"an object with the fields {shown}"
+    return f"a {type(value).__name__}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` where a name is near, else nothing."""
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without the fields that are null, at any depth: what a struct of Parquet had to add."""
+    if isinstance(value, Mapping):
+        return {name: without_nulls(part) for name, part in value.items() if part is not None}
+    if isinstance(value, list | tuple):
+        return [without_nulls(part) for part in value]
+    return value

@@ -1,0 +1,86 @@
+"""``prompt``, ``responses`` and ``rewards``: rollouts of before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import InputError
+from headrace.samples.conversation import Conversation, Group
+from headrace.samples.layouts.fields import check_text, describe
+from headrace.samples.layouts.layout import Layout, assistant
+
+
+class GroupLayout(Layout):
+    """``{"prompt": ..., "responses": [...], "rewards": [1.0, 0.3]}``; a reward for each response.
+
+    The prompt and each response are strings, or messages; a response may be one message. A response that is a string,
+    to a prompt of messages, is the assistant's answer.
+    """
+
+    name = "group"
+    says = "prompt, responses, rewards: several answers to one prompt, each with its reward"
+    makes = Group
+    required = ("prompt", "responses", "rewards")
+    optional = ("system", "tools", "chat_template_kwargs")
+
+    def looks_right(self, record: Mapping[str, Any]) -> bool:
+        """Whether responses and rewards are lists."""
+        is_prompt = self.is_text(record, "prompt") or self.is_messages(record, "prompt")
+        return is_prompt and all(isinstance(self.fields.get(record, field), list) for field in ("responses", "rewards"))
+
+    def convert(self, record: Mapping[str, Any]) -> Group:
+        """See `Layout.convert`."""
+        prompt = self.text_or_messages(record, "prompt")
+        is_chat = isinstance(prompt, Conversation)
+        responses = self._listed(record, "responses")
+        rewards = self._listed(record, "rewards")
+        if len(responses) != len(rewards):
+            raise InputError(
+                f"{len(responses)} responses and {len(rewards)} rewards: each response has one, and no other is there"
+            )
+        if not responses:
+            raise InputError(f"field {self.fields.name('responses')!r} is an empty list: at least one is needed")
+        if isinstance(prompt, Conversation):
+            prompt = self.complete(record, prompt)
+        else:
+            self.refuse_extras(record, "prompt")
+        return Group(
+            prompt=prompt,
+            responses=[self._response(value, number, is_chat) for number, value in enumerate(responses)],
+            rewards=[self._reward(value, number) for number, value in enumerate(rewards)],
+        )
+
+    def _listed(self, record: Mapping[str, Any], field: str) -> list[Any]:
+        value = self.fields.need(record, field, "a list")
+        if not isinstance(value, list | tuple):
+            raise self.fields.wrong(field, value, "a list")
+        return list(value)
+
+    def _response(self, value: object, number: int, is_chat: bool) -> Conversation | str:
+        place = f"{self.fields.name('responses')}[{number}]"
+        if isinstance(value, str):
+            text = check_text(value, place)
+            return assistant(text) if is_chat else text
+        read = self.reader.read([value] if isinstance(value, Mapping) else value, place)
+        if not read.messages:
+            raise InputError(f"{place} is an empty list: messages were expected")
+        if not is_chat:
+            raise InputError(
+                f"{place} is {describe(value)}, and the prompt is a string: where one is messages, the prompt must "
+                "be too"
+            )
+        return read
+
+    def _reward(self, value: object, number: int) -> float:
+        place = f"{self.fields.name('rewards')}[{number}]"
+        if not isinstance(value, bool | int | float):
+            raise InputError(f"{place} is {describe(value)}; allowed is a number")
+        try:
+            reward = float(value)
+        except OverflowError:
+            reward = math.inf
+        if not math.isfinite(reward):
+            raise InputError(f"{place} is {describe(value)}; allowed is a finite number")
+        return reward

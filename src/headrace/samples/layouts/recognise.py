@@ -1,0 +1,134 @@
+"""The first records of an input -> the layout that they have, and why."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.errors import ConfigError, InputError
+from headrace.samples.layouts.layout import Layout, LayoutOptions, Sample
+from headrace.samples.layouts.registry import LAYOUTS
+
+NUM_RECORDS = 100
+"""Records that are looked at, unless the caller hands on fewer."""
+
+
+class Recognised(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found."""
+
+    layout: str
+    why: str
+    """In a line: the fields by which it was known, and how many records were looked at."""
+
+    alternatives: tuple[str, ...] = ()
+    """Layouts that fit as well, and gave way because this one reads more of the record, or makes what is wanted."""
+
+
+def recognise(
+    records: Sequence[Mapping[str, Any]],
+    options: LayoutOptions | None = None,
+    *,
+    makes: Collection[type[Sample]] | None = None,
+) -> Recognised:
+    """The one layout that all these records fit.
+
+    Args:
+        records: the first ones of an input; `NUM_RECORDS` are looked at.
+        options: names of fields and roles.
+        makes: the kinds of samples that can be used; None takes all.
+
+    Raises:
+        ConfigError: none fits, or several do of which none reads all that the others read.
+    """
+    records = records[:NUM_RECORDS]
+    if not records:
+        raise ConfigError("there is no record to know the layout by: say it with `layout`")
+    layouts = [layout(options) for layout in LAYOUTS.values()]
+    fitting = [layout for layout in layouts if all(_fits(layout, record) for record in records)]
+    usable = [layout for layout in fitting if makes is None or layout.makes in makes]
+    best = [layout for layout in usable if not any(_gives_way(layout, other) for other in usable)]
+    if len(best) == 1:
+        return Recognised(
+            layout=best[0].name,
+            why=_why(best[0], len(records)),
+            alternatives=tuple(layout.name for layout in fitting if layout is not best[0]),
+        )
+    if best:
+        raise ConfigError(
+            f"the records fit several layouts: {'; '.join(_shown(layout) for layout in best)}. "
+            f"Choose one, for instance `layout: {best[0].name}`"
+        )
+    raise ConfigError(_no_layout(layouts, fitting, records, makes))
+
+
+def _fits(layout: Layout, record: object) -> bool:
+    return isinstance(record, Mapping) and layout.fits(record)
+
+
+def _gives_way(layout: Layout, other: Layout) -> bool:
+    return set(layout.required) < set(other.required)
+
+
+def _why(layout: Layout, num_records: int) -> str:
+    names = [layout.fields.name(field) for field in layout.required]
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    counted = "the record has" if num_records == 1 else f"all of the first {num_records} records have"
+    return f"{counted} {listed}"
+
+
+def _no_layout(
+    layouts: Sequence[Layout],
+    fitting: Sequence[Layout],
+    records: Sequence[Mapping[str, Any]],
+    makes: Collection[type[Sample]] | None,
+) -> str:
+    """What to say where no layout fits all records: those that fit but cannot be used, mixed ones, or the nearest."""
+    if fitting:
+        usable = [layout.name for layout in layouts if makes is None or layout.makes in makes]
+        return (
+            f"the records are of the layout {fitting[0].name} ({fitting[0].says}), which cannot be used here; allowed "
+            f"are {', '.join(usable)}"
+        )
+    first: object = records[0]
+    if not isinstance(first, Mapping):
+        return f"record 0 is a {type(first).__name__}; a record is an object"
+    of_first = [layout for layout in layouts if _fits(layout, first)]
+    if of_first:
+        other = next(number for number, record in enumerate(records) if not _fits(of_first[0], record))
+        return (
+            f"the records are not all of one layout: record 0 fits {of_first[0].name}, record {other} does not "
+            f"({_reason(of_first[0], records[other])}). Say the layout, and those records are bad ones: "
+            f"`layout: {of_first[0].name}`"
+        )
+    wanted = [layout for layout in layouts if makes is None or layout.makes in makes]
+    near = max(wanted, key=lambda layout: sum(layout.fields.has(first, field) for field in layout.required))
+    names = ", ".join(map(repr, list(first)[:12])) or "none"
+    begin = f"record 0 fits no layout; its fields are: {names}."
+    if any(near.fields.has(first, field) for field in near.required):
+        return f"{begin} The nearest layout is {near.name}: {_reason(near, first)}"
+    known = sorted({field for layout in wanted for field in layout.required})
+    alike = [
+        (field, close) for field in first for close in difflib.get_close_matches(str(field), known, n=1, cutoff=0.7)
+    ]
+    shown = f"{{{alike[0][1]}: {alike[0][0]}}}" if alike else f"{{{known[0]}: NAME}}"
+    return (
+        f"{begin} Say which field is which with `fields`, for instance `fields: {shown}`. The layouts are: "
+        + "; ".join(_shown(layout) for layout in wanted)
+    )
+
+
+def _shown(layout: Layout) -> str:
+    return layout.says if layout.says.startswith(f"{layout.name}:") else f"{layout.name} ({layout.says})"
+
+
+def _reason(layout: Layout, record: object) -> str:
+    if not isinstance(record, Mapping):
+        return "it is no object"
+    try:
+        layout.convert(record)
+    except InputError as error:
+        return str(error)
+    return "its fields are of other kinds"

@@ -1,0 +1,53 @@
+"""All layouts, by name."""
+
+from __future__ import annotations
+
+from headrace.errors import ConfigError
+from headrace.samples.layouts.alpaca import AlpacaLayout
+from headrace.samples.layouts.chat import ConversationsLayout, MessagesLayout
+from headrace.samples.layouts.completion import CompletionLayout, KtoLayout, ResponseLayout
+from headrace.samples.layouts.fields import nearest
+from headrace.samples.layouts.group import GroupLayout
+from headrace.samples.layouts.layout import Layout, LayoutOptions
+from headrace.samples.layouts.preference import PreferenceLayout
+from headrace.samples.layouts.prompt import PromptLayout
+from headrace.samples.layouts.ranked import (
+    ArgillaLayout,
+    IntelLayout,
+    RankedAlpacaLayout,
+    RankedLayout,
+    RankedMessagesLayout,
+)
+from headrace.samples.layouts.text import TextLayout
+
+_ALL: tuple[type[Layout], ...] = (
+    MessagesLayout,
+    ConversationsLayout,
+    TextLayout,
+    CompletionLayout,
+    ResponseLayout,
+    AlpacaLayout,
+    KtoLayout,
+    PreferenceLayout,
+    IntelLayout,
+    ArgillaLayout,
+    RankedAlpacaLayout,
+    RankedLayout,
+    RankedMessagesLayout,
+    PromptLayout,
+    GroupLayout,
+)
+
+LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in _ALL}
+"""Every layout by its name."""
+
+
+def make_layout(name: str, options: LayoutOptions | None = None) -> Layout:
+    """The layout of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in LAYOUTS:
+        raise ConfigError(f"layout {name!r} is unknown{nearest(name, LAYOUTS)}; allowed are {', '.join(LAYOUTS)}")
+    return LAYOUTS[name](options)

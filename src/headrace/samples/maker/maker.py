@@ -1,0 +1,302 @@
+"""Records -> arrays by key, as a recipe asks for them: `SampleMaker`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import ConfigError, InputError
+from headrace.samples.conversation import Conversation
+from headrace.samples.layouts import Sample, make_layout, without_nulls
+from headrace.samples.layouts.fields import check_text, describe
+from headrace.samples.maker.block import Block
+from headrace.samples.maker.ends import EndTokens
+from headrace.samples.maker.made import Made
+from headrace.samples.maker.pair import PairShape
+from headrace.samples.maker.rollouts import GroupShape, PromptShape
+from headrace.samples.maker.sections import SectionsShape
+from headrace.samples.maker.sequences import Asked, Found, Sequencer, Tally
+from headrace.samples.maker.shape import Shape, Tools, as_chat
+from headrace.samples.maker.single import SingleShape
+from headrace.samples.masking.faces import Template, TextEncoder
+from headrace.samples.masking.marking import Marker
+from headrace.samples.masking.results import TOO_LONG, DroppedError, Masked
+from headrace.samples.masking.token_spans import SpanEncoder
+from headrace.samples.masking.truncation import exchanges, shortened
+from headrace.samples.recipe.keys import StoreKey, store_keys
+from headrace.samples.recipe.recipe import AUTO, InputSpec, Recipe
+
+DEFAULT_DOMAIN = "__default__"
+"""Where a record without a usable value of ``domain_key`` goes, as in AstrAI."""
+
+MAX_DOMAIN_CHARS = 100
+
+_SHAPES: dict[str, Any] = {
+    "seq": SingleShape,
+    "sft": SingleShape,
+    "dpo": PairShape,
+    "grpo": GroupShape,
+    "prompt": PromptShape,
+}
+
+
+class Explained(NamedTuple):
+    """One sequence of a record, for people to look at."""
+
+    key: str
+    text: str
+    """As it was rendered."""
+
+    sample: Masked
+    """With evidence: ``sample.evidence.tokens(sample)``."""
+
+
+class SampleMaker:
+    """Makes the samples of one recipe, one input and one tokeniser.
+
+    Deterministic; a record never changes what another becomes, so records may be cut into blocks anyhow. It holds
+    compiled templates and a tokeniser: hand its arguments, not itself, to another process.
+
+    Args:
+        recipe: with the layout of the input said, see `resolve_layout`.
+        tokenizer_json: the bytes of ``tokenizer.json``.
+        template: the chat template; None where no record is a conversation.
+        encoder: gives the same ids as `tokenizers`, faster; None takes `tokenizers`.
+        special_tokens: ``bos_token`` and ``eos_token`` where there is no template to say them.
+        source: the number of the input in the recipe.
+
+    Attributes:
+        keys: what is stored, the main key first.
+
+    Raises:
+        ConfigError: the layout is open, a token is not known, or a dtype is too narrow for the vocabulary.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer_json: bytes,
+        *,
+        template: Template | None = None,
+        encoder: TextEncoder | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        source: int = 0,
+    ) -> None:
+        spec = recipe.inputs[source] if recipe.inputs else None
+        self._spec: InputSpec | None = spec
+        self.recipe = recipe
+        self.keys: tuple[StoreKey, ...] = store_keys(recipe)
+        spans = SpanEncoder(tokenizer_json, encoder)
+        vocabulary = spans.tokenizer.get_vocab(with_added_tokens=True)
+        self.dtypes = {key.name: key.resolve(max(vocabulary.values(), default=-1) + 1) for key in self.keys}
+        tokens = dict(special_tokens or {}) | (dict(template.special_tokens) if template is not None else {})
+        marker = None if template is None else Marker(template, recipe.mask, spans.special_texts)
+        tools = Tools(
+            recipe=recipe,
+            ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos),
+            template=template,
+            marker=marker,
+        )
+        bos = tokens.get("bos_token")
+        self._sequencer = Sequencer(
+            spans, recipe.mask, recipe.length, spans.tokenizer.token_to_id(bos) if bos is not None else None
+        )
+        self._layout = None
+        self._shape: Shape[Any]
+        if recipe.by_sections:
+            self._shape = SectionsShape(tools, spec)
+        else:
+            if spec is None or spec.layout == AUTO:
+                raise ConfigError(f"inputs[{source}].layout is not known: resolve_layout finds it by the first records")
+            self._layout = make_layout(spec.layout, spec.options)
+            self._shape = _SHAPES[recipe.type](tools)
+
+    def make(self, records: Sequence[Any]) -> Made:
+        """The documents of these records. The sums balance, or an error is raised."""
+        block = Block(len(records))
+        samples: dict[int, Any] = {}
+        asked: dict[int, list[Asked]] = {}
+        tallies: dict[int, Tally] = {}
+        domains: dict[int, str] = {}
+        for number, record in enumerate(records):
+            with block.judging(number):
+                tallies[number] = Tally()
+                domains[number] = self._domain(record)
+                samples[number] = self.sample(record)
+                found = self._shape.ask(samples[number], tallies[number])
+                for one in found:
+                    check_text(one.marked.text, "the text")
+                self._filter_chars(found)
+                asked[number] = found
+        for number, sequences in self._sequences(asked, tallies, block):
+            tally = tallies[number]
+            with block.judging(number):
+                block.made(sequences)
+                self._filter_tokens(sequences)
+                kept = self._cut(samples[number], sequences, tally)
+                documents = self._shape.documents(samples[number], kept)
+                self._check_numbers(documents)
+                block.take(number, kept, documents, tally, domains[number])
+        return block.result(self.keys, self.dtypes, with_domains=self.recipe.output.domain_key is not None)
+
+    def explain(self, record: Any) -> list[Explained]:
+        """The sequences of one record on their way: rendered text, tokens, mask, and the evidence for each token.
+
+        They are whole and without the tokens put at their ends; `make` says what is stored of them.
+
+        Raises:
+            InputError: the record is a bad one.
+            DroppedError: a policy drops it.
+        """
+        asked = self._shape.ask(self.sample(record), Tally(with_all=True))
+        return [Explained(one.key, one.marked.text, self._sequencer.explain(one)) for one in asked]
+
+    def sample(self, record: Any) -> Any:
+        """What the layout reads in a record; with sections, the record itself.
+
+        Raises:
+            InputError: it is not of the layout.
+        """
+        if not isinstance(record, Mapping):
+            raise InputError(f"the record is {describe(record)}; a record is an object")
+        if self._spec is not None and self._spec.drop_nulls:
+            record = without_nulls(record)
+        if self._layout is None:
+            return record
+        sample: Sample = self._layout.convert(record)
+        return as_chat(sample) if self.recipe.strings == "chat" else sample
+
+    def _sequences(
+        self, asked: Mapping[int, list[Asked]], tallies: Mapping[int, Tally], block: Block
+    ) -> list[tuple[int, list[Found]]]:
+        """The whole sequences of each record; all records are encoded together, or one by one where that fails."""
+        flat = [(number, one) for number, found in asked.items() for one in found]
+        try:
+            encoded = self._sequencer.encode([one for _, one in flat])
+        except InputError:
+            encoded = []
+        finished = []
+        place = 0
+        for number, found in asked.items():
+            with block.judging(number):
+                own = encoded[place : place + len(found)] if encoded else self._sequencer.encode(found)
+                place += len(found)
+                sequences = []
+                try:
+                    for one, tokens in zip(found, own, strict=True):
+                        sequences.append(self._sequencer.finish(one, tokens, tallies[number]))
+                except DroppedError:
+                    # Its tokens were made, and are dropped with it.
+                    block.made(
+                        [
+                            Found(one.key, row.ids, row.loss_mask, len(row.ids))
+                            for one, row in zip(found, own, strict=True)
+                        ]
+                    )
+                    raise
+                finished.append((number, sequences))
+        return finished
+
+    def _cut(self, sample: Any, sequences: list[Found], tally: Tally) -> list[Found]:
+        limit = self.recipe.length.max_tokens
+        is_over = limit is not None and any(len(one.ids) > limit for one in sequences)
+        if is_over and limit is not None and self._sequencer.by_turns:
+            return self._shortened(sample, sequences, limit, tally)
+        kept = [self._sequencer.cut(one) for one in sequences]
+        if any(one.num_truncated for one in kept):
+            tally.notes["truncated_records"] += 1
+        return kept
+
+    def _shortened(self, sample: Any, sequences: list[Found], limit: int, tally: Tally) -> list[Found]:
+        """The most exchanges that fit, rendered anew. A logarithm of their number of renderings."""
+        dialogue: Conversation | None = self._shape.dialogue(sample)
+        fitting: list[Found] = []
+        low, high = 0, 0 if dialogue is None else len(exchanges(dialogue)) - 1
+        while dialogue is not None and low < high:
+            middle = (low + high + 1) // 2
+            shorter = shortened(dialogue, middle, first=self.recipe.length.truncate == "keep_first_turns")
+            trial = Tally()
+            asked = self._shape.ask(self._shape.with_dialogue(sample, shorter), trial)
+            found = [
+                self._sequencer.finish(one, row, trial)
+                for one, row in zip(asked, self._sequencer.encode(asked), strict=True)
+            ]
+            if all(len(one.ids) <= limit for one in found):
+                low, fitting = middle, found
+                tally.added.clear()
+                tally.added.update(trial.added)
+                tally.notes.clear()
+                tally.notes.update(trial.notes)
+            else:
+                high = middle - 1
+        if not fitting:
+            longest = max(len(one.ids) for one in sequences)
+            raise DroppedError(
+                TOO_LONG,
+                f"it has {longest:,} tokens, length.max_tokens is {limit:,}, and not even one exchange of it fits",
+            )
+        tally.notes["shortened_records"] += 1
+        missing = Counter({one.key: 0 for one in sequences})
+        for one in sequences:
+            missing[one.key] += one.num_made
+        for one in fitting:
+            missing[one.key] -= one.num_made
+        # What a key lost as a whole stands with the first of its sequences.
+        return [one._replace(num_truncated=missing.pop(one.key, 0)) for one in fitting]
+
+    def _filter_chars(self, asked: Sequence[Asked]) -> None:
+        filters = self.recipe.filters
+        if filters.min_chars is not None or filters.max_chars is not None:
+            num_chars = sum(len(one.marked.text) - one.begin for one in asked)
+            _check_range(num_chars, filters.min_chars, filters.max_chars, "chars", "characters")
+
+    def _filter_tokens(self, sequences: Sequence[Found]) -> None:
+        filters = self.recipe.filters
+        if filters.min_tokens is not None or filters.max_tokens is not None:
+            num_tokens = sum(one.num_made for one in sequences)
+            _check_range(num_tokens, filters.min_tokens, filters.max_tokens, "tokens", "tokens")
+
+    def _check_numbers(self, documents: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse numbers that the dtype of their key would change.
+
+        Raises:
+            InputError: there is one.
+        """
+        for key in self.keys:
+            if key.kind not in ("reward", "value"):
+                continue
+            dtype = self.dtypes[key.name]
+            for document in documents:
+                values = document[key.name]
+                with np.errstate(over="ignore", invalid="ignore"):
+                    stored = values.astype(dtype)
+                is_right = np.isfinite(values) & (np.isfinite(stored) if dtype.kind == "f" else stored == values)
+                if not is_right.all():
+                    wrong = values[~is_right][0]
+                    raise InputError(
+                        f"{key.stored!r} holds {wrong}, which {dtype} cannot hold: correct it, or choose another dtype "
+                        f"with `output: {{dtypes: {{{key.stored}: float64}}}}`"
+                    )
+
+    def _domain(self, record: Any) -> str:
+        key = self.recipe.output.domain_key
+        value = record.get(key) if key is not None and isinstance(record, Mapping) else None
+        if not isinstance(value, str):
+            return DEFAULT_DOMAIN
+        is_plain = value.isprintable() and not set(value) & set('/\\:*?"<>|') and value.strip(" .") == value
+        if not value or not is_plain or len(value) > MAX_DOMAIN_CHARS:
+            raise InputError(
+                f"field {key!r} is {describe(value)}, which cannot name a folder: allowed are 1 to {MAX_DOMAIN_CHARS} "
+                'printable characters without / \\ : * ? " < > |, with no point or space at either end'
+            )
+        return value
+
+
+def _check_range(found: int, low: int | None, high: int | None, unit: str, words: str) -> None:
+    if low is not None and found < low:
+        raise DroppedError(f"min_{unit}", f"it has {found:,} {words}; at least {low:,} are asked for")
+    if high is not None and found > high:
+        raise DroppedError(f"max_{unit}", f"it has {found:,} {words}; at most {high:,} are asked for")

@@ -1,0 +1,192 @@
+"""Samples put together field by field, see `recipe.sections`: one key, or a key for each source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headrace.errors import InputError
+from headrace.samples.conversation import Conversation
+from headrace.samples.layouts.fields import Fields, check_text, describe
+from headrace.samples.layouts.turns import MessageReader
+from headrace.samples.maker.ends import Ends
+from headrace.samples.maker.sequences import Asked, Found, Tally, joined, plain
+from headrace.samples.maker.shape import Document, Shape, Tools
+from headrace.samples.masking.marking import Marked
+from headrace.samples.masking.results import DroppedError
+from headrace.samples.recipe.recipe import InputSpec, Recipe
+from headrace.samples.recipe.sections import Section, Source, lengths_key, mask_key
+
+Record = Mapping[str, Any]
+
+
+class SectionsShape(Shape[Record]):
+    """The record itself is the sample.
+
+    A field that is missing, null or blank gives nothing; a record of which nothing is left is dropped as ``empty``, one
+    that lacks one of several keys as ``no_KEY``.
+    """
+
+    def __init__(self, tools: Tools, spec: InputSpec | None) -> None:
+        super().__init__(tools)
+        names = spec.fields if spec is not None else {}
+        self._fields = Fields("sections", names)
+        self._reader = MessageReader(names, spec.roles if spec else {}, spec.parts if spec else "keep")
+        self._sources = tools.recipe.sources or {"tokens": Source(sections=tools.recipe.sections)}
+
+    def ask(self, sample: Record, tally: Tally) -> list[Asked]:
+        """See `Shape.ask`."""
+        asked: list[Asked] = []
+        for key, source in self._sources.items():
+            if source.is_value:
+                self._numbers(sample, source.sections[0])
+            elif source.list_field:
+                asked += self._listed(sample, key, source.sections[0], tally)
+            elif source.sections:
+                asked += self._sequence(sample, key, source.sections, tally)
+        return asked
+
+    def documents(self, sample: Record, found: Sequence[Found]) -> list[Document]:
+        """See `Shape.documents`."""
+        recipe = self.tools.recipe
+        if recipe.sections:
+            return [_single(recipe, one) for one in found]
+        document: Document = {}
+        for key, source in recipe.sources.items():
+            own = [one for one in found if one.key == key]
+            if source.is_value:
+                document[key] = np.array(self._numbers(sample, source.sections[0]), np.float64)
+            elif source.sections:
+                document[key] = np.concatenate([one.ids for one in own])
+                document[mask_key(key, source)] = np.concatenate([one.mask for one in own])
+                if source.list_field:
+                    document[lengths_key(key)] = np.array([len(one.ids) for one in own], np.int32)
+        return [document]
+
+    def _sequence(self, record: Record, key: str, sections: Sequence[Section], tally: Tally) -> list[Asked]:
+        parts: list[tuple[Section, list[Marked]]] = []
+        for section in sections:
+            texts = self._texts(record, section, tally)
+            if texts:
+                parts.append((section, texts))
+        if not parts:
+            if self.tools.recipe.sections:
+                raise DroppedError("empty", "none of the fields of its sections holds a text")
+            raise DroppedError(f"no_{key}", f"none of the fields of {key!r} holds a text")
+        ends = self._ends(parts)
+        is_checked = any(section.action != "mask" for section in sections) and self.tools.recipe.type != "seq"
+        if len(parts) == 1:
+            texts = parts[0][1]
+            if len(texts) > 1 and self.tools.recipe.sources:
+                raise InputError(
+                    f"{key}: the template writes some turns otherwise when more follow, and only a document of one key "
+                    "can be split: choose `mask: {unstable: drop}` or last_turn"
+                )
+            return [Asked(key, text, ends, is_checked) for text in texts]
+        if any(len(texts) > 1 for _, texts in parts):
+            raise InputError(
+                f"{key}: a conversation beside other sections cannot be split: choose another mask.unstable"
+            )
+        return [Asked(key, joined([texts[0] for _, texts in parts]), ends, is_checked)]
+
+    def _texts(self, record: Record, section: Section, tally: Tally) -> list[Marked]:
+        """The texts of one section: none where the field holds nothing; several where a conversation is split."""
+        value = self._fields.get(record, section.field)
+        if value is None:
+            return []
+        if section.template:
+            return self._rendered(value, section, self._fields.name(section.field), tally)
+        if isinstance(value, bool | int | float):
+            value = str(value)
+        if not isinstance(value, str):
+            raise self._fields.wrong(section.field, value, "a string (or messages, with `template: true`)")
+        if not value.strip():
+            return []
+        return [plain((check_text(value, self._fields.name(section.field)), section.action == "train"))]
+
+    def _rendered(self, value: Any, section: Section, place: str, tally: Tally) -> list[Marked]:
+        conversation = self._reader.read(value, place)
+        if not conversation.messages:
+            return []
+        return self.tools.mark(self._flagged(conversation, section), tally)
+
+    def _flagged(self, conversation: Conversation, section: Section) -> Conversation:
+        """The conversation with a flag for each message; what a message says of itself comes first."""
+        own = conversation.train or (None,) * len(conversation.messages)
+        flags = []
+        for message, flag in zip(conversation.messages, own, strict=True):
+            if flag is None:
+                flag = (
+                    self.tools.recipe.trains(message["role"])
+                    if section.action == "$role"
+                    else section.action == "train"
+                )
+            flags.append(flag)
+        return msgspec.structs.replace(conversation, train=tuple(flags))
+
+    def _listed(self, record: Record, key: str, section: Section, tally: Tally) -> list[Asked]:
+        value = self._fields.get(record, section.field)
+        if value is None or value == []:
+            raise DroppedError(f"no_{key}", f"field {self._fields.name(section.field)!r} holds no list")
+        if not isinstance(value, list | tuple):
+            raise self._fields.wrong(section.field, value, "a list, since the source is a list_field")
+        asked = []
+        for number, entry in enumerate(value):
+            place = f"{self._fields.name(section.field)}[{number}]"
+            if section.template:
+                texts = self._rendered(entry, section, place, tally)
+                if len(texts) != 1:
+                    raise InputError(f"{place} is {describe(entry)}; it must be messages that make one text")
+                asked.append(Asked(key, texts[0], self.tools.chat_ends(), section.action != "mask"))
+                continue
+            if not isinstance(entry, str | bool | int | float):
+                raise InputError(
+                    f"{place} is {describe(entry)}; allowed is a string (or messages, with template: true)"
+                )
+            text = plain((check_text(str(entry), place), section.action == "train"))
+            asked.append(Asked(key, text, self._with_eos(Ends(), section), may_be_empty=True))
+        return asked
+
+    def _numbers(self, record: Record, section: Section) -> list[float]:
+        value = self._fields.get(record, section.field)
+        if value is None:
+            raise DroppedError(f"no_{section.field}", f"field {self._fields.name(section.field)!r} holds no number")
+        numbers = list(value) if isinstance(value, list | tuple) else [value]
+        for number in numbers:
+            if not isinstance(number, bool | int | float):
+                raise self._fields.wrong(section.field, number, "a number, or a list of numbers")
+        return numbers
+
+    def _ends(self, parts: Sequence[tuple[Section, list[Marked]]]) -> Ends:
+        """The tokeniser's own tokens around a text where a section asks for them; else BOS before a template's."""
+        last = parts[-1][0]
+        first = parts[0][0]
+        asks = [
+            section.add_special_tokens
+            if section.add_special_tokens is not None
+            else section is first and not section.template
+            for section, _ in parts
+        ]
+        ends = self.tools.chat_ends() if any(section.template for section, _ in parts) else Ends()
+        if any(asks):
+            before, after = self.tools.ends.around
+            ends = Ends(before if len(before) else ends.before, after, last.action == "train")
+        return self._with_eos(ends, last)
+
+    def _with_eos(self, ends: Ends, last: Section) -> Ends:
+        if not self.tools.recipe.appends_eos or last.template:
+            return ends
+        return ends._replace(after=self.tools.ends.eos, is_trained=last.action == "train")
+
+
+def _single(recipe: Recipe, found: Found) -> Document:
+    document: Document = {"tokens": found.ids}
+    if recipe.type == "sft":
+        document["loss_mask"] = found.mask
+        document["num_supervised"] = np.array([np.count_nonzero(found.mask)], np.int32)
+    if recipe.output.position_ids != "none":
+        document["position_ids"] = np.arange(len(found.ids), dtype=np.int64)
+    return document

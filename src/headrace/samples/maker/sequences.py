@@ -1,0 +1,226 @@
+"""Texts with what is trained in them -> sequences of ids and masks: encoded together, ended, judged one by one, cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence as Sequenced
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InputError
+from headrace.samples.maker.ends import Ends, add_ends
+from headrace.samples.masking.encoding import Encoded, encode
+from headrace.samples.masking.marking import Marked
+from headrace.samples.masking.masker import check_encoded
+from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.pieces import Piece, Region, Why
+from headrace.samples.masking.results import DroppedError, Masked
+from headrace.samples.masking.token_spans import SpanEncoder, byte_places
+from headrace.samples.masking.truncation import Truncation, truncate
+from headrace.samples.recipe.recipe import LengthSpec
+
+EMPTY = "empty"
+"""The reason for which a record without text is dropped."""
+
+Ids = NDArray[np.uint32]
+Mask = NDArray[np.uint8]
+
+
+class Asked(NamedTuple):
+    """One sequence of a record, before it is encoded."""
+
+    key: str
+    """Of ids, by our own name."""
+
+    marked: Marked
+    ends: Ends = Ends()
+    is_checked: bool = False
+    """Whether the policies about masks are for it; prompts have no trained token, and should not."""
+
+    begin: int = 0
+    """Only what stands behind this character is stored, and of the text before it only whole tokens are left out."""
+
+    end: int | None = None
+    """Only what stands before this character is stored."""
+
+    roles: tuple[str, ...] = ()
+    """Of the messages that the pieces of the text name, for the evidence."""
+
+    may_be_empty: bool = False
+    """Whether a text without tokens is kept; else the record is dropped as ``empty``."""
+
+
+class Found(NamedTuple):
+    """A sequence as it is stored, and what became of it on the way."""
+
+    key: str
+    ids: Ids
+    mask: Mask
+    num_made: int
+    """Tokens before any cut, those at the ends included."""
+
+    num_truncated: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Tally:
+    """Counts of one record; they count only if the record is not a bad one."""
+
+    with_all: bool = False
+    """Place the turns that are not trained as well, for the evidence."""
+
+    notes: Counter[str] = dataclasses.field(default_factory=Counter)
+    added: Counter[str] = dataclasses.field(default_factory=Counter)
+
+
+class Sequencer:
+    """Makes sequences by one tokeniser, one set of options, and one limit."""
+
+    def __init__(self, spans: SpanEncoder, options: MaskOptions, length: LengthSpec, bos: int | None) -> None:
+        self.spans = spans
+        self._options = options
+        self._bos = bos
+        self._length = length
+        self._truncation = None
+        if length.max_tokens is not None and not self.by_turns:
+            self._truncation = Truncation(
+                max_tokens=length.max_tokens, over_long=length.truncate, on_supervision_cut=length.on_supervision_cut
+            )
+
+    @property
+    def by_turns(self) -> bool:
+        """Whether over-long conversations lose whole exchanges, which whoever has the conversation does."""
+        return self._length.truncate in ("keep_first_turns", "keep_last_turns")
+
+    def encode(self, asked: Sequenced[Asked]) -> list[Encoded]:
+        """Each text as tokens, without its ends; all together.
+
+        Raises:
+            InputError: the tokeniser refuses one of them.
+        """
+        if not asked:
+            return []
+        needs_places = any(one.begin or one.end is not None for one in asked)
+        return encode(
+            [one.marked for one in asked],
+            self.spans,
+            straddling=self._options.straddle == "train",
+            bos=self._bos,
+            roles=[()] * len(asked) if needs_places else None,
+        )
+
+    def explain(self, asked: Asked) -> Masked:
+        """A text as tokens, without its ends and whole, with the evidence for each.
+
+        Raises:
+            InputError: the tokeniser refuses it.
+        """
+        most = max((piece.message for piece in asked.marked.pieces), default=-1)
+        roles = asked.roles + ("",) * (most + 1 - len(asked.roles))
+        straddling = self._options.straddle == "train"
+        [row] = encode([asked.marked], self.spans, straddling=straddling, bos=self._bos, roles=[roles])
+        return Masked(record=0, ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence)
+
+    def finish(self, asked: Asked, encoded: Encoded, tally: Tally) -> Found:
+        """One sequence with its ends, whole.
+
+        Raises:
+            InputError: a policy refuses it.
+            DroppedError: a policy drops it.
+        """
+        if asked.begin or asked.end is not None:
+            encoded = self._within(asked, encoded, tally)
+        if not len(encoded.ids) and not asked.may_be_empty:
+            raise DroppedError(EMPTY, f"the text of {asked.key!r} is empty")
+        ids, mask, num_bos, num_eos = add_ends(encoded.ids, encoded.loss_mask, asked.ends)
+        if num_bos or num_eos:
+            encoded = encoded._replace(ids=ids, loss_mask=mask)
+            tally.added["bos"] += num_bos
+            tally.added["eos"] += num_eos
+        if asked.is_checked:
+            check_encoded(encoded, self._options, tally.notes)
+        return Found(asked.key, ids, mask, len(ids))
+
+    def cut(self, found: Found) -> Found:
+        """The sequence within the limits.
+
+        Raises:
+            InputError: it is longer, and must not be.
+            DroppedError: it is longer, and is dropped for it; or no trained token is left.
+        """
+        ids, mask = found.ids, found.mask
+        if self._length.first_tokens is not None and len(ids) > self._length.first_tokens:
+            first = Truncation(
+                max_tokens=self._length.first_tokens,
+                over_long="keep_start",
+                on_supervision_cut=self._length.on_supervision_cut,
+            )
+            ids, mask = _truncated(ids, mask, first)
+        if self._truncation is not None:
+            ids, mask = _truncated(ids, mask, self._truncation)
+        return found._replace(ids=ids, mask=mask, num_truncated=found.num_truncated + len(found.ids) - len(ids))
+
+    def _within(self, asked: Asked, encoded: Encoded, tally: Tally) -> Encoded:
+        """What stands between two characters of the text.
+
+        A token that lies across the first border cannot be parted: what stands behind the border is then encoded by
+        itself, and counted.
+        """
+        evidence = encoded.evidence
+        if evidence is None:
+            raise InputError("the places of tokens are not known. This is a defect of Headrace: please report it.")
+        text = asked.marked.text
+        end = len(text) if asked.end is None else asked.end
+        places = byte_places(text)
+        first = int(np.searchsorted(evidence.begins, places[asked.begin], "left"))
+        last = int(np.searchsorted(evidence.ends, places[end], "right"))
+        is_clean = first == 0 or int(evidence.ends[first - 1]) <= int(places[asked.begin])
+        if is_clean and (last == 0 or int(evidence.ends[last - 1]) == int(places[end])):
+            inside = encoded._replace(ids=encoded.ids[first:last], loss_mask=encoded.loss_mask[first:last])
+        else:
+            tally.notes["straddling_responses"] += 1
+            inside = self.encode([Asked(asked.key, part(asked.marked, asked.begin, end))])[0]
+        return inside._replace(is_partly_trained=False)
+
+
+def _truncated(ids: Ids, mask: Mask, truncation: Truncation) -> tuple[Ids, Mask]:
+    kept = truncate(Masked(record=0, ids=ids, loss_mask=mask), truncation)
+    return kept.ids, kept.loss_mask
+
+
+def plain(*texts: tuple[str, bool]) -> Marked:
+    """Texts one after another as one, each trained or not."""
+    pieces = []
+    begin = 0
+    for number, (text, is_trained) in enumerate(texts):
+        if text:
+            pieces.append(Piece(begin, begin + len(text), Region.CONTENT, number, is_trained, Why.ROLE))
+        begin += len(text)
+    is_partly = any(text and not is_trained for text, is_trained in texts)
+    return Marked("".join(text for text, _ in texts), pieces, [], is_partly)
+
+
+def joined(parts: Sequenced[Marked]) -> Marked:
+    """Marked texts one after another as one."""
+    pieces: list[Piece] = []
+    ends: list[tuple[int, int]] = []
+    begin = 0
+    for one in parts:
+        pieces += [piece._replace(begin=piece.begin + begin, end=piece.end + begin) for piece in one.pieces]
+        ends += [(first + begin, last + begin) for first, last in one.ends]
+        begin += len(one.text)
+    return Marked("".join(one.text for one in parts), pieces, ends, any(one.is_partly_trained for one in parts))
+
+
+def part(marked: Marked, begin: int, end: int) -> Marked:
+    """The characters ``[begin, end)`` of a marked text."""
+    pieces = [
+        piece._replace(begin=max(piece.begin, begin) - begin, end=min(piece.end, end) - begin)
+        for piece in marked.pieces
+        if piece.begin < end and piece.end > begin
+    ]
+    ends = [(first - begin, last - begin) for first, last in marked.ends if begin <= first and last <= end]
+    return Marked(marked.text[begin:end], pieces, ends, marked.is_partly_trained)

@@ -1,0 +1,321 @@
+"""A conversation -> texts with the pieces of each that are trained. All in characters; no tokeniser yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from headrace.errors import InputError
+from headrace.samples.conversation import Conversation
+from headrace.samples.masking import explain
+from headrace.samples.masking.closers import Closers
+from headrace.samples.masking.decisions import Decision, decisions
+from headrace.samples.masking.faces import Template
+from headrace.samples.masking.labels import labelled
+from headrace.samples.masking.options import MaskOptions, Policy
+from headrace.samples.masking.pieces import Piece, Region, Why, cut, lay_out, overlay, spans_of
+from headrace.samples.masking.renders import ANSWER, PROBE, Renders, Usual, thought_of
+from headrace.samples.masking.results import EMPTY_TURN, PROMPT_MISMATCH, UNSTABLE, UNTRAINED_END, DroppedError
+from headrace.samples.masking.turns import (
+    ASSISTANT,
+    Comparison,
+    Fault,
+    Turn,
+    check_turn,
+    find_turn,
+    plain_content_end,
+    tagged_turns,
+)
+
+
+class Marked(NamedTuple):
+    """A text to be encoded."""
+
+    text: str
+    pieces: list[Piece]
+    """Ascending, from the first character to the last."""
+    ends: list[tuple[int, int]]
+    """Ends of turns that must be trained, in characters."""
+    is_partly_trained: bool
+    """Some of its messages must not be trained."""
+
+
+class Marker:
+    """Renders conversations and says which characters are trained, for one template and one set of options."""
+
+    def __init__(self, template: Template, options: MaskOptions, special: Collection[str]) -> None:
+        self._template = template
+        self._options = options
+        own = [template.end_of_turn] if template.end_of_turn else []
+        self._closers = Closers([*special, *template.special_tokens.values(), *own])
+        self._usual_end = template.end_of_turn or self._probed_end()
+        self._how = Comparison(
+            self._closers,
+            self._usual_end,
+            lenient=options.on_prompt_mismatch == "allow",
+            ends=options.end_of_turn == "train",
+        )
+        self._usuals: dict[str | None, Usual] = {}
+        # What is not asked for needs no look at each message's own decisions.
+        self._is_usual = (
+            options.roles == (ASSISTANT,)
+            and options.turns == "all"
+            and options.end_of_turn == "train"
+            and options.generation_tags in ("checked", "ignore")
+            and not options.train_on_prompt
+        )
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What the last `mark` counted: whether it split the record, and what a policy allowed. Until the next one."""
+        return self._counts
+
+    def mark(self, conversation: Conversation, *, with_all: bool) -> list[Marked]:
+        """The texts that a conversation becomes: one, or several where an unstable template splits it.
+
+        ``with_all``: the turns of untrained messages are placed as well, where they can be, for the evidence.
+
+        Raises:
+            InputError: the template refuses it, or a policy does.
+            DroppedError: a policy drops it.
+        """
+        self._counts.clear()
+        renders = Renders(self._template, conversation, self._usuals)
+        if self._is_usual and not with_all and not conversation.train and not conversation.train_spans:
+            plain = self._plain(renders)
+            if plain is not None:
+                return [plain]
+        found = decisions(conversation, self._options)
+        rest = self._options.train_on_prompt
+        # Their place must be known; all others are treated as the rest of the text.
+        wanted = [number for number, one in enumerate(found) if one.spans or one.is_trained != rest]
+        count = len(conversation.messages)
+        turns, faults = self._find(renders, found, wanted, count, thorough=with_all)
+        samples = [(count, turns)] if not faults else self._unstable(renders, found, wanted, faults, thorough=with_all)
+        return [self._marked(renders, found, number, turns, with_all=with_all) for number, turns in samples]
+
+    def _plain(self, renders: Renders) -> Marked | None:
+        """The conversation, where every assistant's turn is a plain one whose place the rendering shows.
+
+        What all that follows would find as well, without its generality: most records are of this kind. None: another.
+        """
+        rendered = renders.rendered(len(renders.conversation.messages))
+        end, begins, text = self._usual_end, rendered.message_begins, rendered.text
+        if not begins or end is None:
+            return None
+        usual = renders.usual(end)
+        if not usual.is_plain or not usual.is_known:
+            return None
+        pieces: list[Piece] = []
+        ends: list[tuple[int, int]] = []
+        at = 0
+        for number, message in enumerate(renders.conversation.messages):
+            if message.get("role") != ASSISTANT:
+                continue
+            if not number or not text.startswith(usual.prompt, begins[number]):
+                return None
+            start = begins[number] + len(usual.prompt)
+            content_end = plain_content_end(message, text, start, end)
+            if content_end < 0:
+                return None
+            stop = content_end + len(end)
+            pieces += (
+                Piece(at, start, Region.PROMPT, -1, False, Why.PROMPT),
+                Piece(start, content_end, Region.CONTENT, number, True, Why.ROLE),
+                Piece(content_end, stop, Region.END_OF_TURN, number, True, Why.ROLE),
+            )
+            ends.append((content_end, stop))
+            at = stop
+        if at < len(text):
+            pieces.append(Piece(at, len(text), Region.PROMPT, -1, False, Why.PROMPT))
+        return Marked(text, pieces, ends, len(ends) < len(begins)) if pieces else None
+
+    def _find(
+        self, renders: Renders, found: Sequence[Decision], wanted: list[int], count: int, *, thorough: bool
+    ) -> tuple[list[Turn], list[Fault]]:
+        """The turns of some messages in the text of the first ``count``, and those that cannot be placed."""
+        tags, how = self._options.generation_tags, self._how._replace(thorough=thorough)
+        turns: list[Turn] = []
+        faults: list[Fault] = []
+        is_tagged = tags != "ignore" and renders.rendered(count).has_generation
+        tagged: dict[int, list[Turn]] | None = None
+        for message in wanted:
+            if not is_tagged or renders.conversation.messages[message].get("role") != ASSISTANT:
+                placed = find_turn(renders, how, message, count)
+                turns += [placed] if isinstance(placed, Turn) else []
+                faults += [placed] if isinstance(placed, Fault) else []
+                continue
+            checked = check_turn(renders, how, message, count) if tags == "checked" else None
+            if isinstance(checked, Fault):
+                faults.append(checked)
+                continue
+            if isinstance(checked, Turn):
+                turns.append(checked)
+                continue
+            if tagged is None:
+                tagged = self._tagged(renders, count)
+            if message in tagged:
+                turns += tagged[message]
+            elif tags == "checked" and found[message].has_trained:
+                raise InputError(explain.no_block(renders, message))
+        return turns, faults
+
+    def _tagged(self, renders: Renders, count: int) -> dict[int, list[Turn]]:
+        """The turns that generation blocks show, by message."""
+        exact = self._options.generation_tags == "exact"
+        header = "" if exact else renders.usual(None).prompt
+        tagged: dict[int, list[Turn]] = {}
+        for turn in tagged_turns(renders, count, exact=exact, header=header):
+            tagged.setdefault(turn.message, []).append(turn)
+        return tagged
+
+    def _unstable(
+        self, renders: Renders, found: Sequence[Decision], wanted: list[int], faults: list[Fault], *, thorough: bool
+    ) -> list[tuple[int, list[Turn]]]:
+        """What becomes of a conversation some of whose turns cannot be placed in the whole.
+
+        Samples are cut from the end: the last turn that is left ends the next one, and trains with it all turns that
+        its text has as they were written. So each turn is trained once, behind what a model sees when it writes it.
+        """
+        policy = self._options.unstable
+        self._judge_prompts(renders, faults)
+        if policy in ("error", "drop") or self._options.train_on_prompt:
+            self._decide("drop" if policy == "drop" else "error", UNSTABLE, explain.history(renders, faults[0]))
+        samples: list[tuple[int, list[Turn]]] = []
+        left = [message for message in wanted if found[message].has_trained]
+        while left:
+            last = left[-1]
+            turns, faults = self._find(
+                renders, found, left[-1:] if policy == "last_turn" else left, last + 1, thorough=thorough
+            )
+            self._judge_prompts(renders, faults)
+            if not any(turn.message == last for turn in turns):
+                self._decide("error", UNSTABLE, explain.history(renders, faults[-1]))
+            samples.append((last + 1, turns))
+            left = [] if policy == "last_turn" else [fault.message for fault in faults]
+        if samples:
+            self._counts["last_turn_records" if policy == "last_turn" else "split_records"] += 1
+        return samples[::-1] or [(len(found), [])]
+
+    def _judge_prompts(self, renders: Renders, faults: list[Fault]) -> None:
+        for fault in faults:
+            if fault.kind == "prompt":
+                self._decide(self._options.on_prompt_mismatch, PROMPT_MISMATCH, explain.prompt(renders, fault))
+
+    def _marked(
+        self, renders: Renders, found: Sequence[Decision], count: int, turns: list[Turn], *, with_all: bool
+    ) -> Marked:
+        text = renders.text(count)
+        if not text:
+            raise InputError("the template makes no text of this conversation")
+        rest = self._options.train_on_prompt
+        over: list[Piece] = []
+        ends: list[tuple[int, int]] = []
+        final = next((turn.message for turn in reversed(turns) if found[turn.message].has_trained), -1)
+        for number, turn in enumerate(turns):
+            pieces, end = self._turn(renders, count, turn, found[turn.message], is_final=turn.message == final)
+            over += pieces
+            is_last_block = number + 1 == len(turns) or turns[number + 1].message != turn.message
+            if end is not None and is_last_block:
+                if end[0] == end[1]:
+                    self._decide(
+                        self._options.on_untrained_end, UNTRAINED_END, explain.untrained_end(renders, turn, text)
+                    )
+                else:
+                    ends.append(end)
+        whole = [Piece(0, len(text), Region.PROMPT, -1, rest, Why.TRAIN_ON_PROMPT if rest else Why.PROMPT)]
+        pieces = overlay(whole, over)
+        if with_all:
+            pieces = labelled(renders, count, turns, pieces, found, self._closers, self._usual_end)
+        return Marked(text, pieces, ends, is_partly_trained=not all(one.is_trained for one in found[:count]))
+
+    def _turn(
+        self, renders: Renders, count: int, turn: Turn, decision: Decision, *, is_final: bool
+    ) -> tuple[list[Piece], tuple[int, int] | None]:
+        """The pieces of a turn, and the end that must be trained; an empty one where there is no token for it."""
+        options, text = self._options, renders.text(count)
+        message = renders.conversation.messages[turn.message]
+        layout = lay_out(text, turn, message, self._closers, self._usual_end)
+        if decision.has_trained:
+            thought = thought_of(message)
+            if thought and thought not in text[turn.start : turn.stop]:
+                self._counts["unwritten_reasoning"] += 1
+            if not text[layout.start : layout.content_end].strip():
+                self._decide(options.on_empty_turn, EMPTY_TURN, explain.empty_turn(renders, turn.message))
+        over = self._placed_spans(renders, count, turn, decision) if decision.spans else []
+        # Who marks the end of a content means the end of the turn as well.
+        train_end = over[-1].is_trained if over and over[-1].end >= layout.content_end else decision.is_trained
+        wants_end = options.end_of_turn == "train" or (options.end_of_turn == "last" and is_final)
+        pieces = cut(
+            layout,
+            turn.message,
+            train=decision.is_trained,
+            why=decision.why,
+            reasoning=options.reasoning == "train",
+            empty=options.empty_reasoning == "train",
+            end=wants_end,
+            rest=options.train_on_prompt,
+        )
+        if train_end != decision.is_trained:
+            pieces = [
+                piece._replace(is_trained=train_end and wants_end, why=Why.SPAN)
+                if piece.region == Region.END_OF_TURN
+                else piece
+                for piece in pieces
+            ]
+        required = None
+        if train_end and wants_end:
+            required = layout.end_of_turn or self._tagged_end(text, turn) or (turn.stop, turn.stop)
+        return overlay(pieces, over) if over else pieces, required
+
+    def _tagged_end(self, text: str, turn: Turn) -> tuple[int, int] | None:
+        if not turn.exact:
+            return None
+        special = [closer for closer in self._closers.trailing(text, turn.start, turn.stop) if closer.is_special]
+        return special[-1][:2] if special else None
+
+    def _placed_spans(self, renders: Renders, count: int, turn: Turn, decision: Decision) -> list[Piece]:
+        """The spans of a content where it stands in the text. Raises :class:`InputError` where it cannot be found."""
+        text = renders.text(count)
+        content = renders.conversation.messages[turn.message].get("content")
+        if not isinstance(content, str):
+            raise InputError(explain.spans(renders, turn.message))
+        placed = renders.placed(count, turn.message)
+        bare = content.strip()
+        if placed is None and bare and text.count(bare, turn.start, turn.stop) == 1:
+            begin = text.find(bare, turn.start, turn.stop)
+            placed = begin, begin + len(bare)
+        skipped = content.find(text[placed[0] : placed[1]]) if placed else -1
+        if placed is None or skipped < 0 or content[:skipped].strip() or text[slice(*placed)].strip() != bare:
+            raise InputError(explain.spans(renders, turn.message))
+        pieces = spans_of(decision.spans, placed[0] - skipped, turn.message)
+        clipped = [piece._replace(begin=max(piece.begin, placed[0]), end=min(piece.end, placed[1])) for piece in pieces]
+        return [piece for piece in clipped if piece.end > piece.begin]
+
+    def _probed_end(self) -> str | None:
+        """The special token that ends a usual turn of this template: the last one that stays when more follows."""
+        renders = Renders(self._template, Conversation(messages=PROBE))
+        try:
+            text, whole = renders.text(2), renders.text(3)
+        except InputError:
+            return None
+        content = text.rfind(ANSWER)
+        stop = self._closers.agreement(text, whole, 0, with_end=False, usual_end=None)
+        if content < 0 or stop is None:
+            return None
+        chain = self._closers.trailing(whole, content + len(ANSWER), stop)
+        return next((whole[closer.begin : closer.end] for closer in reversed(chain) if closer.is_special), None)
+
+    def _decide(self, policy: Policy, reason: str, message: str) -> None:
+        decide(policy, reason, message, self._counts)
+
+
+def decide(policy: Policy, reason: str, message: str, counts: Counter[str]) -> None:
+    """What a policy makes of a finding: an error, a drop, or a count."""
+    if policy == "error":
+        raise InputError(message)
+    if policy == "drop":
+        raise DroppedError(reason, message)
+    counts[reason] += 1

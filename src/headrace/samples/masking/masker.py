@@ -1,0 +1,258 @@
+"""Conversations -> ids and loss masks, a batch at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from headrace.errors import InputError
+from headrace.samples.conversation import Conversation
+from headrace.samples.masking.encoding import Encoded, encode
+from headrace.samples.masking.faces import Template, TextEncoder
+from headrace.samples.masking.marking import Marked, Marker, decide
+from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.results import (
+    ALL_SUPERVISED,
+    DOUBLED_BOS,
+    NO_SUPERVISED,
+    TOO_LONG,
+    UNTRAINED_END,
+    Dropped,
+    DroppedError,
+    Masked,
+    MaskedBatch,
+    Refused,
+)
+from headrace.samples.masking.token_spans import SpanEncoder
+from headrace.samples.masking.truncation import Truncation, exchanges, shortened, truncate
+
+
+class Masker:
+    """One template, one tokeniser and one set of options.
+
+    ``encoder`` gives ids faster than `tokenizers` does, the same ids; it is used where spans need no offsets (see
+    `token_spans`). A conversation's text is encoded whole, and no token is added to it.
+
+    Raises:
+        ConfigError: the tokeniser cannot be read.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        tokenizer_json: bytes,
+        *,
+        options: MaskOptions | None = None,
+        encoder: TextEncoder | None = None,
+    ) -> None:
+        self.options = options or MaskOptions()
+        self.spans = SpanEncoder(tokenizer_json, encoder)
+        self._marker = Marker(template, self.options, self.spans.special_texts)
+        bos = template.special_tokens.get("bos_token")
+        self._bos: int | None = self.spans.tokenizer.token_to_id(bos) if bos else None
+
+    def mask(
+        self, conversation: Conversation, *, truncation: Truncation | None = None, evidence: bool = False
+    ) -> list[Masked]:
+        """The samples of one conversation: one, or several where an unstable template splits it.
+
+        Raises:
+            InputError: the conversation cannot be rendered, or a policy refuses it.
+            DroppedError: a policy drops it.
+        """
+        batch = self.mask_batch([conversation], truncation=truncation, evidence=evidence)
+        if batch.refused:
+            raise InputError(batch.refused[0].message)
+        if batch.dropped:
+            raise DroppedError(batch.dropped[0].reason, batch.dropped[0].message)
+        return list(batch.samples())
+
+    def mask_batch(
+        self, conversations: Sequence[Conversation], *, truncation: Truncation | None = None, evidence: bool = False
+    ) -> MaskedBatch:
+        """The samples of all conversations, and what became of those that give none.
+
+        One conversation never changes another's samples, so any cut into batches gives the same.
+        """
+        work = _Batch(self, conversations, truncation, evidence)
+        marked: list[Marked] = []
+        owners: list[int] = []
+        for number, conversation in enumerate(conversations):
+            try:
+                texts = self._marker.mark(conversation, with_all=evidence)
+            except (DroppedError, InputError) as error:
+                work.put_aside(number, error)
+                continue
+            work.counts.update(self._marker.counts)
+            marked += texts
+            owners += [number] * len(texts)
+        encoded = self._encode(conversations, marked, owners, evidence=evidence) if marked else []
+        for number, rows in _grouped(owners):
+            work.num_tokens = sum(len(encoded[row].ids) for row in rows)
+            try:
+                work.take(number, [encoded[row] for row in rows])
+            except (DroppedError, InputError) as error:
+                work.put_aside(number, error)
+        return work.result()
+
+    def _encode(
+        self, conversations: Sequence[Conversation], marked: list[Marked], owners: Sequence[int], *, evidence: bool
+    ) -> list[Encoded]:
+        roles = [_roles(conversations[owner]) for owner in owners] if evidence else None
+        return encode(marked, self.spans, straddling=self.options.straddle == "train", bos=self._bos, roles=roles)
+
+    def _exactly(self, conversation: Conversation, *, evidence: bool) -> list[Encoded]:
+        """The texts of one conversation, encoded by themselves."""
+        marked = self._marker.mark(conversation, with_all=evidence)
+        return self._encode([conversation], marked, [0] * len(marked), evidence=evidence)
+
+
+class _Batch:
+    """What has become of the records of a batch so far."""
+
+    def __init__(
+        self, masker: Masker, conversations: Sequence[Conversation], truncation: Truncation | None, evidence: bool
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.num_tokens = 0
+        """Of the record that is judged."""
+        self._masker = masker
+        self._conversations = conversations
+        self._truncation = truncation
+        self._with_evidence = evidence
+        self._samples: list[Masked] = []
+        self._num_supervised: list[int] = []
+        self._dropped: list[Dropped] = []
+        self._refused: list[Refused] = []
+
+    def put_aside(self, record: int, error: DroppedError | InputError) -> None:
+        """A record that a policy drops, or that cannot be used."""
+        if isinstance(error, DroppedError):
+            self._dropped.append(Dropped(record, error.reason, str(error), self.num_tokens))
+        else:
+            self._refused.append(Refused(record, str(error)))
+
+    def take(self, record: int, encoded: list[Encoded]) -> None:
+        """Check the samples of a record, truncate them and keep them: all of them, or none."""
+        counts: Counter[str] = Counter()
+        truncation = self._truncation
+        self._check(encoded, counts)
+        if (
+            truncation is not None
+            and truncation.by_turns
+            and any(len(row.ids) > truncation.max_tokens for row in encoded)
+        ):
+            shorter = self._shorten(record, truncation)
+            if _num_supervised(encoded) and not _num_supervised(shorter):
+                truncation.refuse_cut(self.num_tokens, _num_supervised(encoded))
+            counts.clear()
+            self._check(shorter, counts)
+            counts["shortened_records"] += 1
+            counts["truncated_tokens"] += self.num_tokens - sum(len(row.ids) for row in shorter)
+            encoded = shorter
+        samples = [
+            Masked(record=record, ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence) for row in encoded
+        ]
+        if truncation is not None:
+            cut = [truncate(sample, truncation) for sample in samples]
+            counts["truncated_tokens"] += sum(
+                len(before.ids) - len(after.ids) for before, after in zip(samples, cut, strict=True)
+            )
+            samples = cut
+        self._samples += samples
+        self._num_supervised += [sample.num_supervised for sample in samples]
+        self.counts.update(counts)
+
+    def _check(self, encoded: list[Encoded], counts: Counter[str]) -> None:
+        for row in encoded:
+            check_encoded(row, self._masker.options, counts)
+
+    def _shorten(self, record: int, truncation: Truncation) -> list[Encoded]:
+        """The most exchanges that fit, rendered anew. A logarithm of their number of renderings."""
+        conversation = self._conversations[record]
+        first = truncation.over_long == "keep_first_turns"
+        fitting: list[Encoded] = []
+        low, high = 0, len(exchanges(conversation)) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = self._masker._exactly(shortened(conversation, middle, first=first), evidence=self._with_evidence)
+            if all(len(row.ids) <= truncation.max_tokens for row in found):
+                low, fitting = middle, found
+            else:
+                high = middle - 1
+        if not fitting:
+            raise DroppedError(
+                TOO_LONG,
+                f"the sample has {self.num_tokens:,} tokens, max_tokens is {truncation.max_tokens:,}, and not even one "
+                "exchange of it fits",
+            )
+        return fitting
+
+    def result(self) -> MaskedBatch:
+        """The arrays of all that was kept."""
+        samples = self._samples
+        return MaskedBatch(
+            ids=np.concatenate([sample.ids for sample in samples] or [np.zeros(0, np.uint32)]),
+            loss_mask=np.concatenate([sample.loss_mask for sample in samples] or [np.zeros(0, np.uint8)]),
+            lengths=np.array([len(sample.ids) for sample in samples], np.int64),
+            records=np.array([sample.record for sample in samples], np.int64),
+            num_supervised=np.array(self._num_supervised, np.int32),
+            dropped=sorted(self._dropped),
+            refused=sorted(self._refused),
+            counts=+self.counts,
+            evidence=[sample.evidence for sample in samples if sample.evidence is not None]
+            if self._with_evidence
+            else None,
+        )
+
+
+def check_encoded(row: Encoded, options: MaskOptions, counts: Counter[str]) -> None:
+    """What the policies make of one encoded text: nothing, a count, a drop or an error.
+
+    Raises:
+        InputError: a policy refuses it.
+        DroppedError: a policy drops it.
+    """
+    num_supervised = int(np.count_nonzero(row.loss_mask))
+    if not num_supervised:
+        message = (
+            f"none of its {len(row.ids):,} tokens is trained: no message has one of the roles "
+            f"{', '.join(options.roles)}, flags leave all of it out, or the template does not write what they say"
+        )
+        decide(options.on_no_supervised, NO_SUPERVISED, message, counts)
+    elif num_supervised == len(row.ids) and row.is_partly_trained:
+        message = f"all of its {len(row.ids):,} tokens are trained, though some of its messages should not be"
+        decide(options.on_all_supervised, ALL_SUPERVISED, message, counts)
+    if row.has_doubled_bos:
+        message = (
+            f"it begins with two BOS (id {int(row.ids[0])}): the template writes one, and the text of the first "
+            "message another. Take one of them away"
+        )
+        decide(options.on_doubled_bos, DOUBLED_BOS, message, counts)
+    if row.has_untrained_end:
+        message = (
+            "the token that ends a turn is not trained: the tokeniser joins it with text that is not trained, so "
+            "it is no special token there. Use the tokeniser that belongs to the template"
+        )
+        decide(options.on_untrained_end, UNTRAINED_END, message, counts)
+    if row.num_straddling:
+        counts["straddling_tokens"] += row.num_straddling
+
+
+def _roles(conversation: Conversation) -> tuple[str, ...]:
+    return tuple(str(message.get("role", "")) for message in conversation.messages)
+
+
+def _grouped(owners: Sequence[int]) -> Iterator[tuple[int, range]]:
+    """Each owner and its rows; the rows of one stand together."""
+    begin = 0
+    for row in range(1, len(owners) + 1):
+        if row == len(owners) or owners[row] != owners[begin]:
+            yield owners[begin], range(begin, row)
+            begin = row
+
+
+def _num_supervised(encoded: list[Encoded]) -> int:
+    return sum(int(np.count_nonzero(row.loss_mask)) for row in encoded)

@@ -1,0 +1,97 @@
+"""What of a conversation is trained, as the user says it."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+from headrace.errors import ConfigError
+
+Turns = Literal["all", "last"]
+EndOfTurn = Literal["train", "mask", "last"]
+Reasoning = Literal["train", "mask"]
+Straddle = Literal["mask", "train"]
+Unstable = Literal["error", "drop", "last_turn", "split"]
+GenerationTags = Literal["checked", "trusted", "exact", "ignore"]
+Policy = Literal["error", "drop", "allow"]
+
+
+class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tokens of a conversation are trained. A message's own flags come before all of it.
+
+    ``roles``: whose messages are trained; ``turns``: all of them, or the last one only.
+    ``train_on_prompt``: everything is trained but messages that are flagged otherwise.
+    ``end_of_turn``: the token that ends a trained turn is trained, is not, or is in the last trained turn only.
+    ``reasoning``: what a message thinks before it answers; ``empty_reasoning``: a block without a thought in it, which
+    the template wrote and not the record.
+    ``straddle``: a token with trained and untrained bytes is not trained (as Axolotl), or is (as Hugging Face).
+    ``generation_tags``: what ``{% generation %}`` blocks of a template are good for:
+        ``checked``  they say where the turns are, cut to our convention (header out, end of turn in, nothing after it),
+                     and the turns are compared with their prefixes as those of other templates are;
+        ``trusted``  the same without the comparison;
+        ``exact``    what stands in them is trained, no more and no less, and nothing is compared: as Hugging Face;
+        ``ignore``   nothing.
+    ``unstable``: the template writes a turn otherwise when more turns follow (thinking that is stripped). The record is
+    refused, dropped, trained on its last turn only, or split into samples that show their turns as they were written.
+
+    The rest say what becomes of a record, an error, a counted drop, or a count and no more:
+    ``on_prompt_mismatch``   the template's generation prompt is not how its assistant turns begin;
+    ``on_no_supervised``     nothing is trained;
+    ``on_all_supervised``    everything is, though some of the messages should not be;
+    ``on_doubled_bos``       it begins with two BOS;
+    ``on_untrained_end``     the end of a turn should be trained and is not, or there is no token for it;
+    ``on_empty_turn``        a trained turn is empty, mostly since the template does not write calls of tools.
+
+    Raises:
+        ConfigError: an unknown value.
+    """
+
+    roles: tuple[str, ...] = ("assistant",)
+    turns: Turns = "all"
+    train_on_prompt: bool = False
+    end_of_turn: EndOfTurn = "train"
+    reasoning: Reasoning = "train"
+    empty_reasoning: Reasoning = "mask"
+    straddle: Straddle = "mask"
+    generation_tags: GenerationTags = "checked"
+    unstable: Unstable = "error"
+    on_prompt_mismatch: Policy = "error"
+    on_no_supervised: Policy = "error"
+    on_all_supervised: Policy = "error"
+    on_doubled_bos: Policy = "error"
+    on_untrained_end: Policy = "error"
+    on_empty_turn: Policy = "error"
+
+    def __post_init__(self) -> None:
+        """Check each value."""
+        for name, kind in _ALLOWED.items():
+            check_choice(name, getattr(self, name), kind)
+        if not isinstance(self.roles, tuple) or not all(isinstance(role, str) and role for role in self.roles):
+            raise ConfigError(f"roles is {self.roles!r}; expected names such as ('assistant',)")
+        if not self.roles and not self.train_on_prompt:
+            raise ConfigError("roles is empty, so that nothing would be trained: name a role, or set train_on_prompt")
+
+
+def check_choice(name: str, value: object, kind: object) -> None:
+    """Raises :class:`ConfigError` unless ``value`` is one of the literals of ``kind``."""
+    allowed = get_args(kind)
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed))}")
+
+
+_ALLOWED = {
+    "turns": Turns,
+    "end_of_turn": EndOfTurn,
+    "reasoning": Reasoning,
+    "empty_reasoning": Reasoning,
+    "straddle": Straddle,
+    "generation_tags": GenerationTags,
+    "unstable": Unstable,
+    "on_prompt_mismatch": Policy,
+    "on_no_supervised": Policy,
+    "on_all_supervised": Policy,
+    "on_doubled_bos": Policy,
+    "on_untrained_end": Policy,
+    "on_empty_turn": Policy,
+}

@@ -1,0 +1,210 @@
+"""A turn -> pieces of its text, each with its region and whether it is trained, and why.
+
+    <|im_start|>assistant\\n   <think>\\nhm\\n</think>\\n\\n   Yes.      <|im_end|>     \\n
+    header                    reasoning                   content    end of turn    after
+
+The end of the turn is the token that ends the template's usual turn, the first one behind the content; where the
+content is not there as it is (tool calls, nothing but a thought), the last one. Where there is none, it is the first
+special token behind the content, or the last one of the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from headrace.samples.conversation import Message, TrainSpan
+from headrace.samples.masking.closers import Closer, Closers
+from headrace.samples.masking.renders import REASONING_TAGS, content_text, thought_of
+from headrace.samples.masking.turns import Turn
+
+
+class Region(IntEnum):
+    """What a token is in the rendered text."""
+
+    PROMPT = 0
+    """Text of the template outside of the turns that were looked at."""
+    HEADER = 1
+    REASONING = 2
+    CONTENT = 3
+    END_OF_TURN = 4
+    AFTER = 5
+    """Behind the end of a turn: mostly a line feed."""
+
+
+class Why(IntEnum):
+    """Why a token is trained or not."""
+
+    PROMPT = 0
+    ROLE = 1
+    FLAG = 2
+    SPAN = 3
+    TURNS = 4
+    REASONING = 5
+    EMPTY_REASONING = 6
+    END_OF_TURN = 7
+    AFTER = 8
+    TRAIN_ON_PROMPT = 9
+    STRADDLE = 10
+
+
+WORDS = {
+    Why.PROMPT: "text of the template, no turn of its own",
+    Why.ROLE: "by the role of its message",
+    Why.FLAG: "by the flag of its message",
+    Why.SPAN: "by a span of its message's content",
+    Why.TURNS: "not the last turn",
+    Why.REASONING: "reasoning, which the options leave out",
+    Why.EMPTY_REASONING: "a reasoning block without a thought",
+    Why.END_OF_TURN: "by the option end_of_turn",
+    Why.AFTER: "behind the end of the turn",
+    Why.TRAIN_ON_PROMPT: "everything is trained",
+    Why.STRADDLE: "the token has trained and untrained bytes",
+}
+
+
+class Piece(NamedTuple):
+    """A stretch ``[begin, end)`` of the text, in characters."""
+
+    begin: int
+    end: int
+    region: Region
+    message: int
+    is_trained: bool
+    why: Why
+
+
+class Layout(NamedTuple):
+    """The borders inside a turn, in characters, ascending."""
+
+    start: int
+    reasoning_end: int
+    is_empty_reasoning: bool
+    content_end: int
+    end_of_turn: tuple[int, int] | None
+    stop: int
+
+
+def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end: str | None) -> Layout:
+    """Where thought, content and end of the turn lie."""
+    if turn.exact:
+        return Layout(turn.start, turn.start, False, turn.stop, None, turn.stop)
+    if turn.content_end >= 0:
+        return Layout(turn.start, turn.start, False, turn.content_end, (turn.content_end, turn.stop), turn.stop)
+    chain = closers.trailing(text, turn.start, turn.stop)
+    core_end = chain[0].begin if chain else turn.stop
+    content = "" if message.get("tool_calls") else (content_text(message) or "").strip()
+    content_end, is_located = core_end, False
+    if content:
+        # The content may itself end in what closes a turn: that much of the chain is its own.
+        own = closers.trailing(content, 0, len(content))
+        own_begin = own[0].begin if own else len(content)
+        begin = core_end - own_begin
+        if begin >= turn.start and text.startswith(content, begin) and begin + len(content) <= turn.stop:
+            content_end, is_located = begin + len(content), True
+    special = [piece for piece in chain if piece.is_special and piece.begin >= content_end]
+    usual = [piece for piece in special if text[piece.begin : piece.end] == usual_end]
+    end = next(iter((usual or special)[:1] if is_located else (usual or special)[-1:]), None)
+    if end is None and usual_end and text.startswith(usual_end, turn.stop):
+        # Generation blocks of some templates stop before the token that ends the turn.
+        end = Closer(turn.stop, turn.stop + len(usual_end), True)
+    limit = end.begin if end else content_end
+    content_begin = content_end - len(content) if is_located else limit
+    reasoning_end, is_empty = _reasoning(text, turn.start, content_begin, limit, message, closers)
+    stop = max(turn.stop, end.end) if end else turn.stop
+    return Layout(turn.start, reasoning_end, is_empty, limit, end[:2] if end else None, stop)
+
+
+def _reasoning(
+    text: str, start: int, content_begin: int, limit: int, message: Message, closers: Closers
+) -> tuple[int, bool]:
+    """Where the thought ends, the line feeds behind it included, and whether it is empty; ``start`` where there is
+    none.
+
+    It stands in a pair of known tags, before the content or at its beginning; or the message has one in a field of its
+    own, and the template writes it before the content (a channel), up to the special token that follows it.
+    """
+    thought = thought_of(message)
+    before = text[max(start - 64, 0) : start].rstrip()
+    first = _past_space(text, start, limit)
+    for opener, closer in REASONING_TAGS:
+        if text.startswith(opener, first, limit):
+            begin = first + len(opener)
+        elif before.endswith(opener):
+            begin = start
+        else:
+            continue
+        inner = _past_space(text, begin, limit)
+        # A thought may speak of its own tags, so that the closing one is looked for behind it.
+        known = inner + len(thought) if thought and text.startswith(thought, inner) else begin
+        close = text.find(closer, known, limit)
+        if close >= 0:
+            end = close + len(closer)
+            while end < limit and text[end] == "\n":  # spaces are left to the word that follows
+                end += 1
+            return end, not text[begin:close].strip()
+    place = text.find(thought, start, content_begin) if thought else -1
+    if place < 0:
+        return start, False
+    closing = closers.at(text, place + len(thought))
+    return closing.end if closing else place + len(thought), False
+
+
+def _past_space(text: str, place: int, limit: int) -> int:
+    while place < limit and text[place].isspace():
+        place += 1
+    return place
+
+
+def cut(
+    layout: Layout, message: int, *, train: bool, why: Why, reasoning: bool, empty: bool, end: bool, rest: bool
+) -> list[Piece]:
+    """The pieces of a turn.
+
+    ``train``: the content; ``reasoning``, ``empty`` and ``end``: if it is; ``rest``: what follows its end.
+    """
+    pieces = []
+    if layout.reasoning_end > layout.start:
+        wanted = empty if layout.is_empty_reasoning else reasoning
+        reason = why if wanted or not train else (Why.EMPTY_REASONING if layout.is_empty_reasoning else Why.REASONING)
+        pieces.append(Piece(layout.start, layout.reasoning_end, Region.REASONING, message, train and wanted, reason))
+    pieces.append(Piece(layout.reasoning_end, layout.content_end, Region.CONTENT, message, train, why))
+    after = layout.content_end
+    if layout.end_of_turn is not None:
+        begin, after = layout.end_of_turn
+        reason = why if end or not train else Why.END_OF_TURN
+        pieces.append(Piece(begin, after, Region.END_OF_TURN, message, train and end, reason))
+    behind = Why.TRAIN_ON_PROMPT if rest else Why.AFTER
+    pieces.append(Piece(after, layout.stop, Region.AFTER, message, rest, behind))
+    return [piece for piece in pieces if piece.end > piece.begin]
+
+
+def overlay(pieces: Sequence[Piece], over: Sequence[Piece]) -> list[Piece]:
+    """The pieces with others laid over them. Both ascending and without overlaps among themselves; so is the result."""
+    result = []
+    rest = list(over)[::-1]
+    for piece in pieces:
+        at = piece.begin
+        while rest and rest[-1].begin < piece.end:
+            top = rest[-1]
+            if top.begin > at:
+                result.append(piece._replace(begin=at, end=top.begin))
+            if top.begin >= piece.begin:
+                result.append(top)
+            at = max(at, top.end)
+            if top.end > piece.end:
+                break
+            rest.pop()
+        if at < piece.end:
+            result.append(piece._replace(begin=at))
+    return result
+
+
+def spans_of(spans: Sequence[TrainSpan], place: int, message: int) -> list[Piece]:
+    """Spans of a content that begins at character ``place`` of the text."""
+    return [
+        Piece(place + span.begin, place + span.end, Region.CONTENT, message, span.train, Why.SPAN)
+        for span in sorted(spans, key=lambda span: span.begin)
+        if span.end > span.begin
+    ]

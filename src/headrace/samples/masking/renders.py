@@ -1,0 +1,202 @@
+"""The renderings of one conversation: whole, its beginnings, and with a stand-in for the content of one message."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from headrace.errors import InputError
+from headrace.samples.conversation import Conversation, Message
+from headrace.samples.masking.faces import Template
+from headrace.samples.templates.rendered import Rendered
+
+_FIRST_STAND_IN, _LAST_STAND_IN = 0xE000, 0xF8FF
+"""Characters for private use: no text means anything by them."""
+
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+REASONING_TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<thinking>", "</thinking>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""What encloses a thought in the manner of the public families."""
+
+ANSWER = "Yes 7"
+PROBE: list[Message] = [
+    {"role": "user", "content": "Is it?"},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": "Is it?"},
+]
+_OPENERS = tuple(opener for opener, _ in REASONING_TAGS)
+_SAID_BESIDES = frozenset((*REASONING_FIELDS, "tool_calls"))
+
+
+class Usual(NamedTuple):
+    """What a template does with one question and its answer."""
+
+    prompt: str
+    """The generation prompt that it adds; empty where it has none."""
+    is_plain: bool
+    """The answer is the prompt, the content and the token that ends it, with nothing between."""
+    is_known: bool
+    """The template writes one message after another, and this prompt behind any of them (`Rendered.message_begins`)."""
+
+
+def opens(text: str, *, at_end: bool = False) -> bool:
+    """Whether a text begins (or ends) with a tag that opens a thought."""
+    return text.endswith(_OPENERS) if at_end else text.startswith(_OPENERS)
+
+
+class Renders:
+    """Each rendering of a conversation is made once, when it is asked for. Cost: one run of the template each."""
+
+    def __init__(
+        self, template: Template, conversation: Conversation, usuals: dict[str | None, Usual] | None = None
+    ) -> None:
+        self.conversation = conversation
+        self._template = template
+        self._usuals = {} if usuals is None else usuals
+        self._texts: dict[int, Rendered] = {}
+        self._prompts: dict[int, str] = {}
+
+    def rendered(self, count: int) -> Rendered:
+        """The first ``count`` messages. Raises :class:`InputError` where the template refuses them."""
+        found = self._texts.get(count)
+        if found is None:
+            found = self._texts[count] = self._render(self.conversation.messages[:count], prompt=False)
+        return found
+
+    def text(self, count: int) -> str:
+        """The text of the first ``count`` messages."""
+        return self.rendered(count).text
+
+    def prompt(self, count: int) -> str:
+        """The text of the first ``count`` messages and of the generation prompt: what a model sees before it writes."""
+        found = self._prompts.get(count)
+        if found is None:
+            found = self._prompts[count] = self._render(self.conversation.messages[:count], prompt=True).text
+        return found
+
+    def prompt_end(self, count: int, message: int, end: str) -> int | None:
+        """Where the generation prompt before a message ends in the text of the first ``count``, without a rendering.
+
+        None where only a rendering shows it, or where the turn is not a plain one (`Usual`).
+        """
+        begins = self.rendered(count).message_begins
+        usual = self.usual(end)
+        if not begins or not usual.is_plain or not usual.is_known:
+            return None
+        place = begins[message]
+        return place + len(usual.prompt) if self.text(count).startswith(usual.prompt, place) else None
+
+    def placed(self, count: int, message: int) -> tuple[int, int] | None:
+        """Where the content of a message stands in the text of the first ``count``: ``[begin, end)``.
+
+        The content is replaced by a character that stands nowhere else, and the conversation rendered again: what is
+        before and after that character must be the beginning and the end of the true text. So the place comes from the
+        structure, whatever the content holds. None where the content is not used once, or where the text around it
+        depends on it.
+        """
+        whole = self.text(count)
+        changed = self.around(count, message)
+        if changed is None:
+            return None
+        before, after = changed
+        if len(before) + len(after) > len(whole) or not (whole.startswith(before) and whole.endswith(after)):
+            return None
+        return len(before), len(whole) - len(after)
+
+    def around(self, count: int, message: int) -> tuple[str, str] | None:
+        """The text before and after the content of a message, when the content is a stand-in."""
+        messages = list(self.conversation.messages[:count])
+        stand_in = self._stand_in(self.text(count))
+        messages[message] = _replaced(messages[message], stand_in)
+        try:
+            pieces = self._render(messages, prompt=False).text.split(stand_in)
+        except InputError:
+            return None
+        return (pieces[0], pieces[1]) if len(pieces) == 2 else None
+
+    def header(self, message: int) -> str | None:
+        """The text before the content of a message that says nothing else: no reasoning, no calls of tools."""
+        messages = self.conversation.messages[: message + 1]
+        stand_in = self._stand_in(self.text(len(self.conversation.messages)))
+        bare = {name: value for name, value in messages[message].items() if name not in _SAID_BESIDES}
+        try:
+            pieces = self._render([*messages[:message], {**bare, "content": stand_in}], prompt=False).text.split(
+                stand_in
+            )
+        except InputError:
+            return None
+        return pieces[0] if len(pieces) == 2 else None
+
+    def usual(self, end: str | None) -> Usual:
+        """What the template does with one question and its answer, with the arguments of this conversation.
+
+        ``end`` is the token that ends the answer. ``usuals`` keeps it for all conversations with the same arguments.
+        """
+        key = (
+            repr((end, sorted(self.conversation.template_kwargs.items()))) if self.conversation.template_kwargs else end
+        )
+        if key not in self._usuals:
+            probe = Renders(
+                self._template, Conversation(messages=PROBE, template_kwargs=self.conversation.template_kwargs)
+            )
+            begins: tuple[int, ...] = ()
+            try:
+                plain, prompt, answered = probe.text(1), probe.prompt(1), probe.text(2)
+                begins = probe.rendered(2).message_begins
+            except InputError:
+                plain = prompt = answered = ""
+            added = prompt[len(plain) :] if prompt.startswith(plain) else ""
+            is_plain = bool(end and added.strip()) and answered.startswith(f"{prompt}{ANSWER}{end}")
+            is_known = bool(begins) and prompt[begins[1] :] == added
+            self._usuals[key] = Usual(added, is_plain and not opens(prompt.rstrip(), at_end=True), is_known)
+        return self._usuals[key]
+
+    def _render(self, messages: list[Message], *, prompt: bool) -> Rendered:
+        return self._template.render(
+            messages,
+            tools=self.conversation.tools,
+            add_generation_prompt=prompt,
+            **self.conversation.template_kwargs,
+        )
+
+    def _stand_in(self, text: str) -> str:
+        for code in range(_FIRST_STAND_IN, _LAST_STAND_IN + 1):
+            if chr(code) not in text:
+                return chr(code)
+        raise InputError(
+            "the conversation holds every character for private use, and none is left to mark a place with"
+        )
+
+
+def content_text(message: Message) -> str | None:
+    """The content of a message as text, parts one after another; None where it has none."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return None
+
+
+def _replaced(message: Message, text: str) -> Message:
+    content: Any = message.get("content")
+    if not isinstance(content, list):
+        return {**message, "content": text}
+    texts = [number for number, item in enumerate(content) if isinstance(item, dict) and "text" in item]
+    parts = [
+        {**item, "text": text if number == texts[0] else ""} if number in texts else item
+        for number, item in enumerate(content)
+    ]
+    return {**message, "content": parts}
+
+
+def thought_of(message: Message) -> str:
+    """What a message thinks, from the field that it has for it; empty where it has none."""
+    for name in REASONING_FIELDS:
+        if name in message and isinstance(message[name], str):
+            return str(message[name]).strip()
+    return ""

@@ -1,0 +1,216 @@
+"""Texts -> ids, and the bytes of the text that each id stands for.
+
+Two ways, decided once for a tokeniser:
+
+* byte-level BPE and SentencePiece's kind, without a normaliser that changes the text (`token_lengths`): every byte of
+  the text is in exactly one token, in order, so the spans are the running sum of the tokens' lengths in bytes. Any
+  encoder that gives the same ids serves, and nothing is done a token but a look-up. The sum is compared with the text,
+  record by record.
+* all others: the offsets of `tokenizers`, in characters, which see through normalisers. Of a character that is several
+  tokens, each has the whole.
+
+A token that stands for no character of its own (the space put before the first word) has the character that follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from headrace.errors import ConfigError, InputError
+from headrace.samples.masking.faces import TextEncoder
+from headrace.samples.masking.token_lengths import sum_lengths, token_lengths, utf8_sizes
+
+IntArray = NDArray[np.int64]
+_BATCH_CHARS = 1 << 18
+"""Given to `tokenizers` at once: it takes some 350 bytes a token until its ids are copied."""
+
+
+class Spanned(NamedTuple):
+    """Texts as ids, with the bytes of each."""
+
+    ids: NDArray[np.uint32]
+    """(n,) of all texts in a row."""
+    lengths: IntArray
+    """(number of texts,) tokens of each."""
+    begins: IntArray
+    ends: IntArray
+    """(n,) bytes of each token in the UTF-8 of all texts in a row; they may overlap by less than a character."""
+    in_order: bool = False
+    """It is known that every token has bytes and begins where the one before it ends."""
+
+
+class SpanEncoder:
+    """Encodes texts whole and says which bytes each token is.
+
+    ``encoder`` gives the ids where the sums of lengths serve; without one, and for other tokenisers, `tokenizers` does.
+    No token is added before or behind a text.
+
+    Raises:
+        ConfigError: the tokeniser cannot be read.
+    """
+
+    def __init__(self, tokenizer_json: bytes, encoder: TextEncoder | None = None) -> None:
+        try:
+            self.tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError(f"this is not a tokenizer.json of the library tokenizers: {error}") from error
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        # A post-processor would add tokens, and cut white space off the offsets.
+        self.tokenizer.post_processor = None
+        self._encoder = encoder
+        json = msgspec.json.decode(tokenizer_json, type=dict[str, Any])
+        self._lengths = token_lengths(json)
+        if self._lengths is not None and not self._proved():
+            self._lengths = None
+        self._all_have_bytes = self._lengths is not None and bool(np.all(self._lengths.table > 0))
+        self.special_texts = tuple(
+            token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special
+        )
+
+    @property
+    def sums_lengths(self) -> bool:
+        """Whether the spans are running sums of lengths; else they are offsets of `tokenizers`."""
+        return self._lengths is not None
+
+    def encode(self, texts: list[str]) -> Spanned:
+        """Ids and spans of each text.
+
+        Raises:
+            InputError: the encoder and `tokenizers` give different ids, or the library refuses a text.
+        """
+        if self._lengths is None:
+            return _joined([self._by_offsets(texts)], np.zeros(len(texts), np.int64))
+        if self._encoder is None:
+            ids, lengths, _ = self._tokenized(texts, with_offsets=False)
+        else:
+            ids, lengths = self._encoder.encode(texts)
+        return self._summed(texts, ids, lengths)
+
+    def _summed(self, texts: list[str], ids: NDArray[np.uint32], lengths: IntArray) -> Spanned:
+        known = self._lengths
+        if known is None or (len(ids) and int(ids.max()) >= len(known.table)):
+            raise InputError(f"the encoder made id {int(ids.max())}, which the tokeniser does not have")
+        firsts = np.concatenate(([0], np.cumsum(lengths)))
+        begins, ends, wrong = sum_lengths(known, texts, ids, firsts)
+        if not wrong.any():
+            is_in_order = self._all_have_bytes and known.prefix == "none"
+            return Spanned(ids, lengths, begins, ends, in_order=is_in_order)
+        sizes = utf8_sizes(texts)
+        # A few texts fall out of the rule (an added token that swallows spaces): those go the other way, one by one.
+        parts = []
+        for number, text in enumerate(texts):
+            rows = slice(int(firsts[number]), int(firsts[number + 1]))
+            if wrong[number]:
+                part = self._by_offsets([text])
+                if not np.array_equal(part.ids, ids[rows]):
+                    raise InputError(f"the encoder and tokenizers give different ids for {text[:60]!r}")
+            else:
+                base = int(begins[rows.start]) if rows.start < rows.stop else 0
+                part = Spanned(ids[rows], lengths[number : number + 1], begins[rows] - base, ends[rows] - base)
+            parts.append(part)
+        return _joined(parts, sizes)
+
+    def _by_offsets(self, texts: list[str]) -> Spanned:
+        ids, lengths, offsets = self._tokenized(texts, with_offsets=True)
+        spans = offsets.copy()
+        row = base = 0
+        for text, length in zip(texts, lengths.tolist(), strict=True):
+            rows = slice(row, row + length)
+            if not text.isascii():
+                spans[rows] = byte_places(text)[offsets[rows]]
+            spans[rows] += base
+            row += length
+            base += int(utf8_sizes([text])[0])
+        return Spanned(ids, lengths, spans[:, 0], spans[:, 1])
+
+    def _tokenized(self, texts: list[str], *, with_offsets: bool) -> tuple[NDArray[np.uint32], IntArray, IntArray]:
+        encode = self.tokenizer.encode_batch if with_offsets else self.tokenizer.encode_batch_fast
+        ids, offsets, lengths = [], [], []
+        for batch in _batches(texts):
+            try:
+                encodings = encode(batch, add_special_tokens=False)
+            except Exception as error:  # the library raises bare Exception
+                raise InputError(f"the tokeniser refuses a text: {error}") from error
+            rows = [encoding.ids for encoding in encodings]
+            sizes = list(map(len, rows))
+            lengths += sizes
+            ids.append(np.fromiter(itertools.chain.from_iterable(rows), np.uint32, sum(sizes)))
+            if with_offsets:
+                flat = itertools.chain.from_iterable(
+                    itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
+                )
+                offsets.append(np.fromiter(flat, np.int64, 2 * sum(sizes)))
+        every = np.concatenate(offsets) if offsets else np.zeros(0, np.int64)
+        joined = np.concatenate(ids) if ids else np.zeros(0, np.uint32)
+        return joined, np.array(lengths, np.int64), every.reshape(-1, 2)
+
+    def _proved(self) -> bool:
+        """Whether both ways agree on a text of many scripts, on plain words and on the added tokens."""
+        known = self._lengths
+        unknown = None if known is None else known.unknown
+        found = [token for number, token in self.tokenizer.get_added_tokens_decoder().items() if number != unknown]
+        added = [token for token in found if known is not None and known.tells(token.content)][:200]
+        told = "a".join(token.content for token in added)
+        told += "".join(f"{token.content} b" for token in added if not (token.lstrip or token.rstrip))
+        num_told = 0
+        for words in (_PROBE, " Two words.", "x"):
+            text = unicodedata.normalize(known.form if known and known.form else "NFC", words) + told
+            ids, lengths, offsets = self._tokenized([text], with_offsets=True)
+            if known is None or not len(ids) or int(ids.max()) >= len(known.table):
+                return False
+            if unknown is not None and unknown in ids:
+                continue
+            begins, ends, wrong = sum_lengths(known, [text], ids, np.concatenate(([0], lengths)))
+            places = byte_places(text)
+            is_inside = (begins >= places[offsets[:, 0]]) & (ends <= places[offsets[:, 1]])
+            if wrong[0] or not is_inside.all():
+                return False
+            num_told += 1
+        return num_told > 0
+
+
+def byte_places(text: str) -> IntArray:
+    """(characters + 1,) where each character of a text begins in its UTF-8, and where the text ends."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(widths)))
+
+
+def _joined(parts: list[Spanned], sizes: IntArray) -> Spanned:
+    """Parts of one text each, whose spans count from its own beginning, in a row; a single part as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    bases = (np.cumsum(sizes) - sizes).tolist()
+    return Spanned(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([part.begins + base for part, base in zip(parts, bases, strict=True)]),
+        np.concatenate([part.ends + base for part, base in zip(parts, bases, strict=True)]),
+    )
+
+
+def _batches(texts: list[str]) -> list[list[str]]:
+    batches: list[list[str]] = []
+    room = 0
+    for text in texts:
+        if not batches or room < len(text):
+            batches.append([])
+            room = _BATCH_CHARS
+        batches[-1].append(text)
+        room -= len(text)
+    return batches
+
+
+_PROBE = (
+    "It's the end of the world, and they've said so 12,345 times.\n\n\tDer Fluß fließt größer.\r\nБыстрая лиса. "  # noqa: RUF001
+    "敏捷的狐狸。素早い狐。다람쥐 헌 쳇바퀴. נחש בצל. صِف خَلقَ. तेज भूरी 😀 👨\u200d👩\u200d👧 🇩🇪 e\u0301   "
+    "def f(x):\n    return x  # ok\n"
+)

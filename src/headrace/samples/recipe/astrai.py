@@ -1,0 +1,176 @@
+"""A configuration of AstrAI's preprocessing -> a `Recipe` that asks for the same, right where AstrAI is wrong.
+
+Where the two differ, and why, is listed in ``docs/recipes.md``. Read at AstrAI 1.3.13; its names, its defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.errors import ConfigError
+from headrace.plan.packing.options import Packing
+from headrace.samples.masking.options import MaskOptions
+from headrace.samples.recipe.check import check_recipe
+from headrace.samples.recipe.convert import convert
+from headrace.samples.recipe.recipe import EndSpec, LengthSpec, OutputSpec, Recipe, RecordFilters, TrainType
+from headrace.samples.recipe.sections import Action, Section, SectionAction, Source, mask_key
+
+FORMATS: dict[str, Literal["keyed", "hdf5", "jsonl"]] = {"bin": "keyed", "h5": "hdf5", "jsonl": "jsonl"}
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True):
+    field: str
+    action: SectionAction
+    template: bool = False
+    add_special_tokens: bool | None = None
+
+
+class _Source(msgspec.Struct, frozen=True, kw_only=True):
+    sections: tuple[_Section, ...] = ()
+    list_field: bool = False
+    mask_key: str | None = None
+
+
+class _Input(msgspec.Struct, frozen=True, kw_only=True):
+    sections: tuple[_Section, ...] | None = None
+    sources: dict[str, _Source] | None = None
+
+
+class _Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
+    max_seq_len: int = 2048
+    min_chars: int = 50
+    max_chars: int = 2_000_000
+    max_items: int | None = None
+    batch_size: int = 256
+    packing_strategy: Literal["simple", "bfd", "bfd_split"] = "simple"
+    max_packed_len: int = 8192
+    truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
+
+
+class _Output(msgspec.Struct, frozen=True, kw_only=True):
+    domain_key: str | None = None
+    storage_format: Literal["bin", "h5", "jsonl"] = "bin"
+    max_tokens_per_shard: int = 100_000_000
+    dtype: dict[str, str] = {}
+    position_ids_mode: Literal["none", "doc_reset", "continuous"] = "doc_reset"
+
+
+class _Config(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = 1
+    input: _Input = _Input()
+    mask: dict[str, Action] = {}
+    mask_default: Action = "mask"
+    preprocessing: _Preprocessing = _Preprocessing()
+    output: _Output = _Output()
+    tokenizer_path: str | None = None
+
+
+def is_astrai(value: dict[Any, Any]) -> bool:
+    """Whether an object is a configuration of AstrAI: it says its fields under ``input``, and no training type."""
+    return isinstance(value.get("input"), dict) and "type" not in value and "inputs" not in value
+
+
+def read_astrai(value: dict[Any, Any]) -> Recipe:
+    """The recipe of a configuration.
+
+    Raises:
+        ConfigError: an unknown key or word, or values that cannot be.
+    """
+    config: _Config = convert(value, _Config)
+    limits = config.preprocessing
+    for name in ("max_seq_len", "max_packed_len", "batch_size"):
+        if getattr(limits, name) < 1:
+            raise ConfigError(f"preprocessing.{name} is {getattr(limits, name)}: at least 1 is needed")
+    sources = {key: _source(source) for key, source in (config.input.sources or {}).items() if source.sections}
+    sections = () if sources else tuple(map(_section, config.input.sections or ()))
+    if not sources and not sections:
+        raise ConfigError("input has neither sections nor sources: say which fields are read")
+    is_text = not sources and all(section.action == "train" and not section.template for section in sections)
+    names = {} if sources else {"tokens": "sequence"}
+    recipe = Recipe(
+        type=_type(sources, is_text=is_text),
+        tokenizer=config.tokenizer_path,
+        mask=MaskOptions(on_no_supervised="drop", on_all_supervised="allow"),
+        sections=sections,
+        sources=sources,
+        role_actions=config.mask,
+        default_action=config.mask_default,
+        ends=EndSpec(append_eos=False, prepend_bos=None),
+        length=_length(limits),
+        filters=RecordFilters(
+            min_chars=limits.min_chars or None if is_text else None,
+            max_chars=limits.max_chars if is_text else None,
+            max_records=limits.max_items or None,
+        ),
+        packing=None if sources else _packing(limits),
+        output=OutputSpec(
+            format=FORMATS[config.output.storage_format],
+            dtypes=_dtypes(config, sources, is_text=is_text),
+            names=names,
+            shard_tokens=config.output.max_tokens_per_shard,
+            domain_key=config.output.domain_key,
+            num_supervised=False,  # its readers take the shortest key for the length of all
+            position_ids="none" if sources else config.output.position_ids_mode,
+        ),
+    )
+    check_recipe(recipe)
+    return recipe
+
+
+def _section(section: _Section) -> Section:
+    return Section(
+        field=section.field,
+        action=section.action,
+        template=section.template,
+        add_special_tokens=section.add_special_tokens,
+    )
+
+
+def _source(source: _Source) -> Source:
+    return Source(
+        sections=tuple(map(_section, source.sections)), list_field=source.list_field, mask_key=source.mask_key
+    )
+
+
+def _type(sources: dict[str, Source], *, is_text: bool) -> TrainType:
+    """AstrAI does not say it: its keys do."""
+    if {"chosen", "rejected"} <= sources.keys():
+        return "dpo"
+    if {"prompts", "responses", "rewards"} <= sources.keys():
+        return "grpo"
+    if sources:
+        return "keys"
+    return "seq" if is_text else "sft"
+
+
+def _length(limits: _Preprocessing) -> LengthSpec:
+    """First to ``max_seq_len``, always its begin; then, except where it is split, to ``max_packed_len``."""
+    first, second = limits.max_seq_len, limits.max_packed_len
+    if limits.packing_strategy == "bfd_split" or second >= first:
+        return LengthSpec(max_tokens=first, truncate="keep_start")
+    if limits.truncation_mode == "keep_start":
+        return LengthSpec(max_tokens=second, truncate="keep_start")
+    return LengthSpec(first_tokens=first, max_tokens=second, truncate="keep_end")
+
+
+def _packing(limits: _Preprocessing) -> Packing | None:
+    if limits.packing_strategy == "simple":
+        return None
+    is_split = limits.packing_strategy == "bfd_split"
+    return Packing(max_seq_len=limits.max_packed_len, strategy="best_fit_split" if is_split else "best_fit")
+
+
+def _dtypes(config: _Config, sources: dict[str, Source], *, is_text: bool) -> dict[str, str]:
+    """int32 for ids, as AstrAI; what was asked for, where the key is one that is stored."""
+    keys = ["sequence"] if not sources else [key for key, source in sources.items() if not source.is_value]
+    dtypes = dict.fromkeys(keys, "int32")
+    masks = [mask_key(key, source) for key, source in sources.items() if not source.is_value]
+    known = {*keys, *masks, *sources, "sequence", "loss_mask", "position_ids"}
+    for key, dtype in config.output.dtype.items():
+        is_stored = key in known and not (is_text and key == "loss_mask")
+        is_stored = is_stored and not (key == "position_ids" and config.output.position_ids_mode == "none")
+        if is_stored or key not in known:
+            dtypes[key] = dtype
+    return dtypes

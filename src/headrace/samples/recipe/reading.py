@@ -1,0 +1,84 @@
+"""A file of YAML or JSON -> a `Recipe`; every key and word is checked, with the nearest valid one where it is wrong."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headrace.errors import ConfigError
+from headrace.samples.recipe.astrai import is_astrai, read_astrai
+from headrace.samples.recipe.check import check_recipe
+from headrace.samples.recipe.convert import convert
+from headrace.samples.recipe.recipe import Recipe
+
+
+def load_recipe(path: str | PathLike[str]) -> Recipe:
+    """The recipe in a ``.yaml``, ``.yml`` or ``.json`` file; configurations of AstrAI are known by their ``input``.
+
+    Paths in it are left as they are.
+
+    Raises:
+        ConfigError: the file cannot be read; a key or word is unknown; values contradict each other. The message gives
+            the path of the key, as ``length.max_tokens``.
+    """
+    name = fspath(path)
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"recipe {name!r} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {name!r} cannot be read: {error}") from error
+    return parse_recipe(text, name=name)
+
+
+def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
+    """A recipe from YAML or JSON; the errors of `load_recipe`, which begin with ``name``."""
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{name} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} holds no recipe: an object with 'type', 'inputs' and so on was expected")
+    try:
+        return read_astrai(value) if is_astrai(value) else make_recipe(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def make_recipe(value: dict[str, Any]) -> Recipe:
+    """A recipe from plain objects and lists, with the short forms of YAML: ``inputs: FILE``, ``template: NAME``.
+
+    Raises:
+        ConfigError: see `load_recipe`.
+    """
+    value = dict(value)
+    inputs = value.get("inputs", ())
+    if isinstance(inputs, str | dict):
+        inputs = [inputs]
+    if isinstance(inputs, list | tuple):
+        value["inputs"] = [{"paths": entry} if isinstance(entry, str) else entry for entry in inputs]
+    if isinstance(value.get("template"), str):
+        value["template"] = {"path": value["template"]}
+    recipe: Recipe = convert(value, Recipe)
+    check_recipe(recipe)
+    return recipe
+
+
+class _Loader(yaml.CSafeLoader):  # type: ignore[misc]  # PyYAML is not typed
+    """YAML without tags of Python, and without keys that stand twice, of which YAML takes the last in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As its parent, and a key that stands twice is an error."""
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is not None and key in seen and key != "<<":
+                raise yaml.YAMLError(
+                    f"the key {key!r} stands twice, the second time in line {key_node.start_mark.line + 1}"
+                )
+            seen.add(key)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return mapping

@@ -1,0 +1,32 @@
+"""Chat templates: a conversation -> its whole text, as Hugging Face renders it, in a sandbox that ends.
+
+    folder, file, suite -- load --> TemplateSetup (text, special tokens, time: all that decides, for another process)
+                                      -> ChatTemplate, compiled once
+    Conversation -- plain --> dicts -- sandbox --> Rendered (text, generation spans)
+
+    template = ChatTemplate.load("path/of/a/tokeniser")       # or "chat_template.jinja", or "qwen3-generation"
+    template.render(messages, tools=tools).text
+
+``suite_names()`` lists the templates that come with Headrace; ``find(name)`` says what each wants and how it behaves.
+The only files read are those of a tokeniser's folder, and the suite.
+"""
+
+from __future__ import annotations
+
+from headrace.samples.templates.chat_template import ChatTemplate
+from headrace.samples.templates.families import Family
+from headrace.samples.templates.rendered import Rendered
+from headrace.samples.templates.setup import TemplateSetup
+from headrace.samples.templates.special_tokens import special_tokens
+from headrace.samples.templates.suite import SuiteTemplate, find, suite_names
+
+__all__ = [
+    "ChatTemplate",
+    "Family",
+    "Rendered",
+    "SuiteTemplate",
+    "TemplateSetup",
+    "find",
+    "special_tokens",
+    "suite_names",
+]

@@ -1,0 +1,100 @@
+"""One Jinja source, compiled: variables -> text, and errors that name the line."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+import jinja2
+
+from headrace.errors import ConfigError, HeadraceError, InputError
+from headrace.samples.templates.rendered import Rendered
+from headrace.samples.templates.sandbox import Budget, RefusedError, compiled
+from headrace.samples.templates.setup import TemplateSetup
+
+
+class CompiledTemplate:
+    """One source with the budget of a rendering; one rendering at a time.
+
+    Raises :class:`ConfigError` where the source is no template, or a generation block stands where its place cannot be
+    known.
+    """
+
+    def __init__(self, setup: TemplateSetup, text: str, name: str) -> None:
+        self.text = text
+        self._label = f"chat template {name!r} of {setup.source}"
+        self._budget = Budget(setup.max_steps, setup.max_chars)
+        self._lock = Lock()
+        try:
+            self._template, environment = compiled(text, now=setup.now or datetime.min, budget=self._budget)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                f"{self._label}, line {error.lineno}: it is no Jinja template: {error.message}"
+            ) from error
+        except RecursionError as error:
+            raise ConfigError(f"{self._label}: it is nested too deeply to be compiled") from error
+        if environment.fault is not None:
+            line, reason = environment.fault
+            raise ConfigError(
+                f"{self._label}, line {line}: {reason}, or take the blocks out: masks come from differences of "
+                "prefixes then"
+            )
+        self.has_generation = environment.has_generation
+        self._one_by_one = environment.one_by_one
+        self._globals = dict(self._template.globals)
+
+    def render(self, variables: dict[str, Any]) -> Rendered:
+        """The text for these variables. Raises :class:`InputError`, with the line, where the template fails on them."""
+        budget = self._budget
+        context = self._template.new_context(self._globals | variables, shared=True)
+        pieces: list[str] = []
+        with self._lock:
+            budget.start()
+            try:
+                for piece in self._template.root_render_func(context):
+                    pieces.append(piece)
+                    budget.written += len(piece)
+                    if budget.written > budget.max_chars:
+                        raise InputError(
+                            f"{self._label}: the text is longer than {budget.max_chars:,} characters, the most allowed"
+                        )
+            except (HeadraceError, MemoryError):
+                raise
+            except Exception as error:
+                raise InputError(self._explained(error)) from error
+            edges, begins = budget.edges, budget.begins
+        return Rendered(
+            text="".join(pieces),
+            generation_spans=tuple(zip(edges[::2], edges[1::2], strict=True)),
+            has_generation=self.has_generation,
+            message_begins=self._begins(begins, variables["messages"]),
+        )
+
+    def _begins(self, begins: list[int], messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        known = self._one_by_one
+        if known is None or (known.except_roles and any(one.get("role") in known.except_roles for one in messages)):
+            return ()
+        apart = len(messages) - len(begins)
+        return (0,) * apart + tuple(begins) if 0 <= apart <= 1 else ()
+
+    def _explained(self, error: Exception) -> str:
+        line = self._line(error.__traceback__)
+        where = f"{self._label}, line {line}" if line else self._label
+        if isinstance(error, RefusedError):
+            return f"{where}: it refuses this conversation: {error}"
+        if isinstance(error, RecursionError):
+            return f"{where}: its macros or loops call each other without end"
+        if isinstance(error, jinja2.TemplateError):
+            return f"{where}: {error}"
+        return f"{where}: {type(error).__name__}: {error}"
+
+    def _line(self, traceback: TracebackType | None) -> int | None:
+        """The line of the template where it failed: that of its innermost frame."""
+        line = None
+        while traceback is not None:
+            if traceback.tb_frame.f_globals.get("__jinja_template__") is self._template:
+                line = self._template.get_corresponding_lineno(traceback.tb_lineno)
+            traceback = traceback.tb_next
+        return line

@@ -1,0 +1,82 @@
+"""Messages of a record -> what templates see: plain JSON values, as transformers 5 hands them over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import InputError
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names that a message's reasoning goes by. Templates read the first; those of gpt-oss the second."""
+_EXACT = frozenset((str, int, float, bool, type(None)))
+
+
+def plain(value: Any) -> Any:
+    """``value`` built anew of dicts, lists, tuples, strings, numbers, booleans and None.
+
+    Anything else (an image, an array) becomes a placeholder with the name of its type, ``<ndarray>``: templates ask
+    only whether it is there, and its methods are none of their business.
+    """
+    if type(value) in _EXACT:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(plain(item) for item in value)
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return f"<{type(value).__name__}>"
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as new dicts, without fields that are None, the reasoning under each name that templates read.
+
+    A field that is None counts as missing, since most templates would print the word. Raises :class:`InputError` where
+    there is no message, or one is no dict.
+    """
+    if not isinstance(messages, list | tuple):
+        raise InputError(f"the messages are a {type(messages).__name__}; a list of dicts is needed")
+    if not messages:
+        raise InputError("the conversation is empty; a chat template needs at least one message")
+    return [_plain_message(message, number) for number, message in enumerate(messages)]
+
+
+def _plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+    # Most messages are a role and a text.
+    is_usual = type(message) is dict and len(message) == 2
+    if is_usual and type(message.get("role")) is str and type(message.get("content")) is str:
+        return dict(message)
+    if not isinstance(message, Mapping):
+        raise InputError(f"message {number} is a {type(message).__name__}, {message!r:.80}; a dict is needed")
+    fields = {key: value if type(value) is str else plain(value) for key, value in message.items() if value is not None}
+    for name in REASONING:
+        if name in fields:
+            reasoning = fields[name]
+            return {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+    return fields
+
+
+def plain_dicts(items: Sequence[Mapping[str, Any]] | None, what: str) -> list[dict[str, Any]] | None:
+    """Tools or documents as plain dicts. Raises :class:`InputError` where one of them is no dict."""
+    if items is None:
+        return None
+    if not isinstance(items, list | tuple):
+        raise InputError(f"{what} are a {type(items).__name__}; a list of dicts is needed")
+    for number, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise InputError(f"entry {number} of {what} is a {type(item).__name__}; a dict is needed")
+    return [plain(item) for item in items]

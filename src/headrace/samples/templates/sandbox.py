@@ -1,0 +1,273 @@
+"""The environment in which chat templates run: what Hugging Face gives them, no more, and with an end.
+
+Same as transformers 5: jinja2's immutable sandbox, `trim_blocks`, `lstrip_blocks`, `break` and `continue`, the
+globals `raise_exception`, `strftime_now`, `dict` and `namespace` (both without a way to Python's internals), the
+filter `tojson` without HTML escapes, and the block `{% generation %}`.
+
+Different, each for a reason:
+
+* the time is given, not asked for: a store made again has the same bytes;
+* `lipsum` and the filter `random` are refused, since their text is another one on every run;
+* loops, macros, `*` and `**` have a budget, and so has the text: a template cannot run for ever;
+* where a generation block stands is counted exactly, and a place that cannot be known is an error.
+
+What this cannot stop: one expression that takes much memory (a string doubled forty times, `ljust` to 10^9). Templates
+are the user's choice; the sandbox keeps them from the machine, the worker's memory limit keeps them from its memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes, pass_context
+from jinja2.exceptions import SecurityError, TemplateRuntimeError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from headrace.samples.templates.one_by_one import OneByOne, one_by_one
+
+MAX_STEPS = 10_000_000
+"""Iterations of loops and calls of macros in one rendering: a second or more of work, and some hundred times what a
+conversation of a thousand turns takes."""
+MAX_CHARS = 1 << 26
+"""Characters of one rendered conversation."""
+_MAX_BITS = 1 << 16
+_STEP = "headrace step"
+_WITHIN = "headrace within"
+_EDGE = "headrace edge"
+_BEGIN = "headrace begin"
+"""Filters that the compiled template calls; their names cannot be written in a template."""
+_MISPLACED = (
+    "this generation block stands in a macro, a call, a filter, a set, a recursive loop or another generation block, "
+    "where its place in the text is not known. Move it into the body"
+)
+_LEFT = "a break or continue leaves the generation block that it stands in. Close the block first"
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+
+
+class RefusedError(TemplateRuntimeError):
+    """What a template said with `raise_exception`."""
+
+
+class Budget:
+    """How far one rendering has come: steps that are left, characters written, edges of generation blocks.
+
+    And, of a template that writes one message after another, where each begins.
+    """
+
+    __slots__ = ("begins", "edges", "max_chars", "max_steps", "steps", "written")
+
+    def __init__(self, max_steps: int, max_chars: int) -> None:
+        self.max_steps = max_steps
+        self.max_chars = max_chars
+        self.start()
+
+    def start(self) -> None:
+        """Begin a rendering."""
+        self.steps = self.max_steps
+        self.written = 0
+        self.edges: list[int] = []
+        self.begins: list[int] = []
+
+    def spend(self, steps: int) -> None:
+        """Take ``steps`` off what is left."""
+        self.steps -= steps
+        if self.steps < 0:
+            raise TemplateRuntimeError(
+                f"the template takes more than {self.max_steps:,} steps of loops and macros; it may run for ever"
+            )
+
+
+class GenerationBlock(Extension):
+    """``{% generation %}...{% endgeneration %}``: what the model writes. Rendered as it stands, and its place kept.
+
+    Hugging Face renders the block into a string first. Here the two ends are marked: by the time a mark is reached, all
+    text before it has been yielded and counted, since jinja2 yields in order outside of buffers. What is set inside the
+    block stays inside, as it does there.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Read the block: a mark, a scope with its body, a mark."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [_mark(_EDGE, line), nodes.Scope(body).set_lineno(line), _mark(_EDGE, line)]
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox with a budget. ``fault`` says where a generation block is wrong, and how."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def __init__(self, *, now: datetime, budget: Budget) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
+        self.budget = budget
+        self.fault: tuple[int, str] | None = None
+        self.has_generation = False
+        self.one_by_one: OneByOne | None = None
+        self.filters["tojson"] = _to_json
+        self.filters["random"] = _random
+        self.filters[_STEP] = self._step
+        self.filters[_WITHIN] = self._within
+        self.filters[_EDGE] = self._edge
+        self.filters[_BEGIN] = self._begin
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = now.strftime
+        self.globals["dict"] = _Dict()
+        self.globals["namespace"] = _Namespace
+        self.globals["lipsum"] = _random
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As jinja2's, without its detour over an exception for the fields of a message."""
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """``*`` and ``**``, where the result is of a size that a template may have."""
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > _MAX_BITS:
+                raise TemplateRuntimeError(
+                    f"the result of {operator} has more than {_MAX_BITS:,} bits, the most allowed"
+                )
+        elif operator == "*":
+            times, repeated = (left, right) if isinstance(left, int) else (right, left)
+            length = len(repeated) if isinstance(repeated, str | list | tuple) else 0
+            if length and times * length > self.budget.max_chars:
+                raise TemplateRuntimeError(
+                    f"{length:,} times {times:,} is longer than {self.budget.max_chars:,}, the most allowed"
+                )
+        return super().call_binop(context, operator, left, right)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        self.one_by_one = one_by_one(tree)
+        if self.one_by_one is not None:
+            loop = self.one_by_one.loop
+            loop.body.insert(0, _mark(_BEGIN, loop.lineno))
+        self._watch(tree, buffered=False, block=False)
+        return tree
+
+    def _watch(self, node: nodes.Node, *, buffered: bool, block: bool) -> None:
+        """Have loops and macros spend steps, and find generation blocks whose edges cannot be told.
+
+        ``buffered``: jinja2 collects the text here instead of yielding it; ``block``: `break` would leave a block.
+        """
+        for child in node.iter_child_nodes():
+            collects, leaves = buffered, block
+            if isinstance(child, nodes.For):
+                collects, leaves = buffered or child.recursive, False
+                if child.recursive:
+                    child.body.insert(0, _mark(_STEP, child.lineno))
+                child.iter = nodes.Filter(child.iter, _WITHIN, [], [], None, None).set_lineno(child.lineno)
+            elif isinstance(child, nodes.Macro):
+                collects = True
+                child.body.insert(0, _mark(_STEP, child.lineno))
+            elif isinstance(child, nodes.Scope):  # which only generation blocks make
+                self.has_generation = True
+                if buffered:
+                    self.fault = self.fault or (child.lineno, _MISPLACED)
+                collects = leaves = True
+            elif isinstance(child, nodes.CallBlock | nodes.FilterBlock | nodes.AssignBlock):
+                collects = True
+            elif isinstance(child, nodes.Break | nodes.Continue) and block:
+                self.fault = self.fault or (child.lineno, _LEFT)
+            self._watch(child, buffered=collects, block=leaves)
+
+    @pass_context
+    def _step(self, _: Context, value: None) -> None:
+        self.budget.spend(1)
+
+    @pass_context
+    def _edge(self, _: Context, value: None) -> None:
+        self.budget.edges.append(self.budget.written)
+
+    @pass_context
+    def _begin(self, _: Context, value: None) -> None:
+        self.budget.begins.append(self.budget.written)
+
+    @pass_context
+    def _within(self, _: Context, items: Any) -> Any:
+        try:
+            self.budget.spend(len(items))
+        except TypeError:
+            return self._counted(items)
+        return items
+
+    def _counted(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.budget.spend(1)
+            yield item
+
+
+class _Dict:
+    """The global ``dict``, of which only calls are of use: the type itself would lead to Python's internals."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """The global ``namespace``; a name with a leading underscore would be a way to Python's internals."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # `namespace(self=...)` is right: the instance is taken from the positional arguments, as jinja2 does.
+        self, *rest = args
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no names with a leading underscore, found {name!r}: rename it")
+
+
+def _mark(filter_name: str, line: int) -> nodes.Node:
+    """A statement that calls a filter of ours and writes nothing."""
+    return nodes.ExprStmt(nodes.Filter(nodes.Const(None), filter_name, [], [], None, None)).set_lineno(line)
+
+
+def _raise_exception(message: object) -> None:
+    raise RefusedError(str(message))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@pass_context
+def _random(_: Context, *args: Any, **kwargs: Any) -> str:
+    raise SecurityError("random text would be another one on every run: take `random` and `lipsum` out of the template")
+
+
+def compiled(source: str, *, now: datetime, budget: Budget) -> tuple[jinja2.Template, ChatEnvironment]:
+    """The template, ready to render, and its environment. Cost: some milliseconds.
+
+    Raises ``jinja2.TemplateSyntaxError`` where it cannot be read.
+    """
+    environment = ChatEnvironment(now=now, budget=budget)
+    return environment.from_string(source), environment

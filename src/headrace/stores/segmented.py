@@ -1,0 +1,180 @@
+"""What stores share that know, once opened, where every document of every key begins."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.stores.arguments import by_keys, check_range, document_number, known_key, positions, read_only
+from headrace.stores.store import MAIN, IntArray, KeyList, Store, TokenArray
+
+_MAIN_NAMES = (MAIN, "sequence", "chosen", "prompts")
+"""Where a format keeps no order of its keys, the first of these is the main one: AstrAI's names of ids."""
+
+
+class SegmentedStore(Store):
+    """A store of several keys, each with its documents and their bounds in memory, 8 bytes a document and key.
+
+    The main key is the one asked for, else ``"tokens"``, ``"sequence"``, ``"chosen"`` or ``"prompts"``, else the first.
+    Another key is *parallel* to it if its documents have the same lengths; `fetch` reads parallel keys only. `document`
+    reads any key that has as many documents.
+
+    Args:
+        path: what was opened.
+        bounds: for each key (documents + 1,) int64, prefix sums of the lengths of its documents.
+        dtypes: of each key.
+        key: the main key.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+
+    def __init__(
+        self, path: str, bounds: Mapping[str, IntArray], dtypes: Mapping[str, np.dtype[Any]], key: str | None
+    ) -> None:
+        self.path = path
+        self._bounds = bounds
+        self._dtypes = dict(dtypes)
+        self._assumed: dict[str, np.dtype[Any]] = {}
+        self._set_main(key)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The main key, then the others in the order of the file."""
+        return self._keys
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """The dtype of each key."""
+        return {key: self._dtypes[key] for key in self._keys}
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents of the main key, empty ones included. O(1)."""
+        return len(self._main_bounds) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Values of the main key. O(1)."""
+        return int(self._main_bounds[-1])
+
+    @property
+    def lengths(self) -> IntArray:
+        """(num_documents,) int64: values of each document of the main key."""
+        return np.diff(self._main_bounds)
+
+    def document(self, index: int, keys: str | KeyList | None = None) -> Any:
+        """(length,) values of one document.
+
+        Raises:
+            IndexError: out of range.
+            ConfigError: a key that the store does not have, or that has another number of documents.
+        """
+        number = document_number(index, self.num_documents)
+        return by_keys(lambda key: self._read_document(number, key), keys, self._keys)
+
+    def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
+        """(end - begin,) values of the stream.
+
+        Raises:
+            IndexError: unless ``0 <= begin <= end <= num_tokens``.
+            ConfigError: a key that the store does not have, or that is not parallel to the main one.
+        """
+        check_range(begin, end, self.num_tokens)
+        return by_keys(lambda key: self._read_stream(begin, end, key), keys, self._keys)
+
+    def gather(self, begins: IntArray, length: int) -> TokenArray:
+        """(len(begins), length) values of the main key, a fresh array."""
+        checked = self._checked_begins(begins, length)
+        out = np.empty((len(checked), length), self._dtypes[self._keys[0]])
+        for row, begin in enumerate(checked.tolist() if length else ()):
+            out[row] = self._read(begin, begin + length, self._keys[0])
+        return out
+
+    def find_documents(self, begins: IntArray) -> IntArray:
+        """(n,) int64: the non-empty document that holds each value of the main key."""
+        return np.searchsorted(self._main_bounds, positions(begins, self.num_tokens, "begins"), side="right") - 1
+
+    def document_begins(self, documents: IntArray) -> IntArray:
+        """(n,) int64: where each document begins in the main key; ``num_documents`` itself gives ``num_tokens``."""
+        return self._main_bounds[positions(documents, self.num_documents + 1, "documents")]
+
+    def with_main(self, key: str) -> Self:
+        """The same store with another main key; it shares the files. O(keys).
+
+        Raises:
+            ConfigError: there is no such key.
+        """
+        other = self._twin()
+        other._set_main(key)
+        return other
+
+    def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
+        """Whether the values of a key may as well be read as another dtype, since the file does not say which."""
+        return self._dtypes[key] == dtype
+
+    def with_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Self:
+        """The same store with other dtypes of some keys, each of which it can be."""
+        other = self._twin()
+        other._assumed = {**self._assumed, **dtypes}
+        other._dtypes = {**self._dtypes, **dtypes}
+        return other
+
+    @abstractmethod
+    def _read(self, begin: int, end: int, key: str) -> TokenArray:
+        """(end - begin,) values of a key's own stream, read-only; the range is within it."""
+
+    def _twin(self) -> Self:
+        # Not copy.copy, which would open the files again, as pickling does.
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def _set_main(self, key: str | None) -> None:
+        if key is None:
+            key = next((name for name in _MAIN_NAMES if name in self._bounds), next(iter(self._bounds)))
+        if key not in self._bounds:
+            raise ConfigError(f"{self.path}: no key {key!r}; its keys are {', '.join(map(repr, self._bounds))}")
+        self._keys = (key, *(name for name in self._bounds if name != key))
+        self._main_bounds = self._bounds[key]
+        self._parallel = {key}
+
+    def _checked_begins(self, begins: IntArray, length: int) -> IntArray:
+        return positions(begins, max(0, self.num_tokens - length + 1), "begins")
+
+    def _known(self, key: str | None) -> str:
+        """The name of a key whose stream can be read beside the main one's."""
+        name = self._keys[0] if key is None else known_key(key, self._keys)
+        self._check_parallel(name)
+        return name
+
+    def _read_document(self, number: int, key: str) -> TokenArray:
+        bounds = self._bounds[key]
+        if len(bounds) != len(self._main_bounds):
+            raise ConfigError(
+                f"{self.path}: key {key!r} has {len(bounds) - 1} documents, the main key {self._keys[0]!r}"
+                f" {self.num_documents}; open the store with key={key!r} to read it"
+            )
+        begin, end = bounds[number : number + 2].tolist()
+        return self._read(begin, end, key) if begin < end else read_only(np.empty(0, self._dtypes[key]))
+
+    def _read_stream(self, begin: int, end: int, key: str) -> TokenArray:
+        self._check_parallel(key)
+        return self._read(begin, end, key) if begin < end else read_only(np.empty(0, self._dtypes[key]))
+
+    def _check_parallel(self, key: str) -> None:
+        if key in self._parallel:
+            return
+        if not np.array_equal(self._bounds[key], self._main_bounds):
+            count = int(self._bounds[key][-1])
+            has = f"{count} values" if count != self.num_tokens else "documents of other lengths"
+            of = f" {self.num_tokens}" if count != self.num_tokens else ""
+            raise ConfigError(
+                f"{self.path}: key {key!r} has {has}, the main key {self._keys[0]!r}{of}: the streams are not parallel;"
+                f" read them by document, or open the store with key={key!r}"
+            )
+        self._parallel.add(key)

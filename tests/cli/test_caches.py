@@ -1,0 +1,187 @@
+"""``headrace export-cache`` and ``headrace check-cache``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.cli.export_cache import numbers
+from headrace.errors import ConfigError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"
+TOKENIZER = {"class": "Tüte", "tokenizer_path": ["a", "b"], "n": "1"}
+TRAIN = "bcb2920e883e4c70d54391dab1f3d247-GPTDataset-train"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copied = Path(shutil.copytree(GOLDEN, tmp_path / "place"))
+    monkeypatch.chdir(copied)
+    (copied / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return copied
+
+
+def files(folder: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def test_three_parts_as_megatron_writes_them(run: Any) -> None:
+    shared = ("--sequence-length", 16, "--tokenizer-identifiers", "tokenizer.json", "--path-to-cache", "ours")
+    more = ("--split", "60,30,10", "--num-samples", "25,4,all", "--keep-partial-validation")
+    done = run("export-cache", "data/web", *shared, *more)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[0] == f"ours/{TRAIN}-description.txt: written: train of data/web, 33 samples"
+    assert len(done.stdout.splitlines()) == 3
+    words = ("0.7", "data/web", "0.3", "data/code")
+    assert run("export-cache", *words, *shared, "--split", "1, 0, 0", "--num-samples", 40).exit_code == 0
+    once = ("--data-of", "train", "--num-samples", "all")
+    assert run("export-cache", "data/web", "data/code", *shared, *once).exit_code == 0
+    assert files("ours") == files("cache")
+    again = json.loads(run("export-cache", "data/web", *shared, *more, "--json").stdout)
+    assert [(cache["part"], cache["samples"], cache["written"]) for cache in again["caches"]] == [
+        ("train", 33, False),
+        ("valid", 6, False),
+        ("test", 5, False),
+    ]
+
+
+def test_options_of_another_description(run: Any) -> None:
+    done = run("export-cache", "data/web", "--like", f"cache/{TRAIN}-description.txt", "--num-samples", 25)
+    assert done.exit_code == 0
+    assert files("data/web/cache/GPTDataset_indices") == {
+        name: data for name, data in files("cache").items() if name.startswith(TRAIN)
+    }
+    checked = run("check-cache", "data/web")
+    assert checked.exit_code == 0
+    assert checked.stdout.splitlines() == [
+        f"data/web/cache/GPTDataset_indices/{TRAIN}-description.txt: right: train of data/web, 33 samples",
+        "data/web: 1 cache, all right",
+    ]
+
+
+def test_megatrons_default_split_is_in_the_name_to_the_letter(run: Any) -> None:
+    options = ("--sequence-length", 8, "--tokenizer-identifiers", "tokenizer.json", "--num-samples", "5,-")
+    assert run("export-cache", "data/web", *options).exit_code == 0
+    [path] = Path("data/web/cache/GPTDataset_indices").glob("*-description.txt")
+    assert '"split": "969, 30, 1"' in path.read_text()
+
+
+def test_another_cache_gives_way_only_on_purpose(run: Any) -> None:
+    options = ("--like", f"cache/{TRAIN}-description.txt", "--num-samples", 25, "--path-to-cache", "cache")
+    before = files("cache")
+    done = run("export-cache", "data/web", *options, "--no-extra-token")
+    assert done.exit_code == 6
+    assert "another cache of this name is there" in done.stderr
+    assert files("cache") == before
+    assert run("export-cache", "data/web", *options, "--no-extra-token", "--replace").exit_code == 0
+    assert files("cache") != before
+    assert run("check-cache", f"cache/{TRAIN}-description.txt", "--no-extra-token").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--era", "core_v0.4"], [134, 268]),
+        (["--era", "core", "--tokenizer-identifiers", "tokenizer.json"], [135, 269]),
+        (["--era", "core_v0.4", "--blend-era", "core"], [135, 269]),
+    ],
+)
+def test_older_names_and_counts(run: Any, options: list[str], wanted: list[int]) -> None:
+    """ceil(n * weight * 1.005) before 2025-02, ceil(ceil(n * weight) * 1.005) since."""
+    words = ("1", "data/web", "2", "data/code")
+    shared = ("--sequence-length", 4, "--split", "1", "--num-samples", 400, "--path-to-cache", "old")
+    assert run("export-cache", *words, *shared, *options).exit_code == 0
+    found = [json.loads(path.read_text()) for path in Path("old").glob("*GPTDataset*-description.txt")]
+    assert sorted(each["num_samples"] for each in found) == wanted
+    assert all(("path_prefix" in each) == ("core_v0.4" in options) for each in found)
+
+
+def test_check_names_what_is_stale(run: Any) -> None:
+    done = run("check-cache", "cache")
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[-1] == "cache: 9 caches, 1 faulty: remove these, and Megatron builds them anew"
+    assert "  it fits add_extra_token_to_sequence=True and drop_last_partial_validation_sequence=False" in done.stdout
+    assert run("check-cache", "cache", "--keep-partial-validation").exit_code == 0
+    assert run("check-cache", "cache", "--keep-partial-validation", "--quiet").stdout == ""
+    path = Path(f"cache/{TRAIN}-shuffle_index.npy")
+    shuffled = np.load(path)
+    shuffled[[0, 1]] = shuffled[[1, 0]]
+    np.save(path, shuffled)
+    done = run("check-cache", f"cache/{TRAIN}-description.txt")
+    assert "right: train of data/web, 33 samples, in another order than its options give" in done.stdout
+    shutil.copy("data/code.bin", "data/web.bin")
+    shutil.copy("data/code.idx", "data/web.idx")
+    found = json.loads(run("check-cache", "cache", "--json").stdout)
+    assert found["ok"] is False
+    bad = {cache["of"] for cache in found["caches"] if not cache["ok"]}
+    assert bad == {"data/web", "a blend of 2 datasets"}
+    [stale] = [cache for cache in found["caches"] if TRAIN in cache["path"]]
+    assert stale["problems"][0] == {
+        "path": f"cache/{TRAIN}-document_index.npy",
+        "place": "",
+        "message": "14 entries, 4 epochs of 4 sequences are due",
+    }
+    assert "not of these data" in stale["cause"]
+
+
+def test_data_that_moved(run: Any, place: Path) -> None:
+    (place / "data").rename(place / "elsewhere")
+    assert run("check-cache", f"cache/{TRAIN}-description.txt").exit_code == 1
+    assert run("check-cache", f"cache/{TRAIN}-description.txt", "--moved", "data=elsewhere").exit_code == 0
+    assert "write OLD=NEW" in run("check-cache", "cache", "--moved", "data").stderr
+
+
+def test_no_caches(run: Any) -> None:
+    done = run("check-cache", "data", "--json")
+    assert done.exit_code == 4
+    assert "data: no caches" in json.loads(done.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "data_of", "wanted"),
+    [
+        ("1000", None, {"train": 1000}),
+        ("1000,-,5", None, {"train": 1000, "test": 5}),
+        (" - , all", None, {"valid": None}),
+        ("7", "valid", {"valid": 7}),
+        ("all", "test", {"test": None}),
+    ],
+)
+def test_numbers(text: str, data_of: str | None, wanted: dict[str, int | None]) -> None:
+    assert numbers(text, data_of) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "data_of"), [("", None), ("1,2,3,4", None), ("-", None), ("1.5", None), ("-1", None), ("1,2", "valid")]
+)
+def test_numbers_that_are_none(text: str, data_of: str | None) -> None:
+    with pytest.raises(ConfigError, match=f"--num-samples {text}: give one"):
+        numbers(text, data_of)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokenizer-identifiers", "tokenizer.json"], "how long is a sample?"),
+        (["--sequence-length", 8], "the tokenizer is in the names"),
+        (["--sequence-length", 8, "--tokenizer-identifiers", "no.json"], "no.json: cannot be read as JSON"),
+        (["--sequence-length", 8, "--tokenizer-identifiers", "list.json"], "holds [1]; it is a JSON object"),
+        (["--like", "BLEND"], "of a blend; take the description of one of its datasets"),
+        (["--like", "PART"], "of data of one part alone; say which with --data-of"),
+        (["--like", "GOOD", "--data-of", "train", "--split", "1"], "data of one part have no split"),
+        (["--like", "GOOD", "--era", "v9"], "the era is 'v9'"),
+    ],
+)
+def test_what_is_missing(run: Any, options: list[Any], message: str) -> None:
+    Path("list.json").write_text("[1]")
+    blend = next(path for path in sorted(Path("cache").glob("*Blended*.txt")))
+    part = next(path for path in Path("cache").glob("*GPT*.txt") if '"split": null' in path.read_text())
+    names = {"BLEND": blend, "PART": part, "GOOD": f"cache/{TRAIN}-description.txt"}
+    done = run("export-cache", "data/web", "--num-samples", 3, *(names.get(option, option) for option in options))
+    assert done.exit_code == 2
+    assert message in done.stderr

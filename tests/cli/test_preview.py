@@ -1,0 +1,316 @@
+"""``headrace preview``: what it prints for each kind of store, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import previews_made
+from headrace.cli.views import PreviewOptions, preview_store
+from headrace.cli.views.figures import figures_of
+from headrace.cli.views.terminal import Style, preview_lines
+from headrace.plan.packing import Packing
+from headrace.testing.keyed import write_keyed
+from recipes_made import USER, YES
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return previews_made.model(tmp_path_factory.mktemp("made") / "model")
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("stores")
+    return {kind: previews_made.store(folder / kind, kind) for kind in previews_made.RECORDS}
+
+
+def lines(run: Any, *arguments: Any) -> list[str]:
+    result = run("preview", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    text: str = result.stdout
+    return text.splitlines()
+
+
+def test_a_conversation(run: Any, stores: dict[str, Path], model: Path) -> None:
+    assert lines(run, stores["sft"], "--tokenizer", model, "--documents", "2,0") == [
+        f"{stores['sft']}: sft, keyed, keys tokens, loss_mask",
+        f"2 of 3 documents, tokeniser {model}",
+        "[[trained]] not trained",
+        "",
+        "document 2: 15 tokens, 4 trained (26.7%)",
+        "       user       0  <|start|>user⏎",
+        "                     Hi<|end|>⏎",
+        "  assistant       7  <|start|>assistant⏎",
+        "                     [[Yes<|end|>]]⏎",
+        "",
+        "document 0: 107 tokens, 28 trained (26.2%)",
+        "       user       0  <|start|>user⏎",
+        r"""                     Grüße 😀\tok </div><script>alert(1)</script> "&amp;" \x1b[31mred\u202eabc<|end|>⏎""",
+        "  assistant      75  <|start|>assistant⏎",
+        "                     [[Ja, 敏捷的 😀!⏎]]",
+        "                     [[Na klar<|end|>]]⏎",
+    ]
+
+
+def test_text_has_no_mask(run: Any, stores: dict[str, Path], model: Path) -> None:
+    assert lines(run, stores["seq"], "--tokenizer", model, "--num", 1)[1:] == [
+        f"1 of 2 documents, tokeniser {model}",
+        "",
+        "document 0: 11 tokens",
+        "       0  Hello⏎",
+        "          world",
+    ]
+
+
+def test_a_pair(run: Any, stores: dict[str, Path], model: Path) -> None:
+    found = lines(run, stores["dpo"], "--tokenizer", model)
+    assert found[4] == "document 0: 29 tokens, 7 trained (24.1%)"
+    assert found[5] == "  -- chosen: 15 tokens, 4 trained (26.7%)"
+    assert found[9] == "                     [[Yes<|end|>]]⏎"
+    assert found[10] == "  -- rejected: 14 tokens, 3 trained (21.4%)"
+    alone = lines(run, stores["dpo"], "--tokenizer", model, "--key", "rejected")
+    assert alone[0].endswith("sft, keyed, keys rejected, rejected_mask")
+    assert alone[5:] == found[11:]
+
+
+def test_a_group(run: Any, stores: dict[str, Path], model: Path) -> None:
+    assert lines(run, stores["grpo"], "--tokenizer", model)[4:] == [
+        "document 0: 17 tokens, 7 trained (41.2%)",
+        "  -- prompt: 10 tokens",
+        "       user       0  <|start|>user⏎",
+        "                     Hi<|end|>⏎",
+        "  assistant       7  <|start|>assistant⏎",
+        "  -- response 0: 4 tokens, 4 trained (100.0%), reward 1",
+        "       0  [[Yes<|end|>]]",
+        "  -- response 1: 3 tokens, 3 trained (100.0%), reward -0.5",
+        "       0  [[No<|end|>]]",
+    ]
+
+
+def test_a_prompt(run: Any, stores: dict[str, Path], model: Path) -> None:
+    assert lines(run, stores["prompt"], "--tokenizer", model)[-2:] == [
+        '  data_source: "made"',
+        r'  reward_model: {"ground_truth": "\u001b[2J"}',
+    ]
+
+
+def test_packs(run: Any, stores: dict[str, Path], model: Path) -> None:
+    found = lines(run, stores["sft"], "--tokenizer", model, "--pack", 48, "--documents", 1)
+    assert found[1] == f"1 of 2 packs of 48 tokens, tokeniser {model}"
+    assert found[4:6] == [
+        "pack 1: 2 documents, 44 tokens, 11 trained (25.0%), 4 pads, fill 91.67%",
+        "  -- document 1, tokens 0 to 29, 7 trained (24.1%)",
+    ]
+    assert found[14] == "  -- document 2, tokens 0 to 15, 4 trained (26.7%)"
+    assert found[15].split()[:2] == ["user", "0"]  # positions begin anew
+    assert found[-1] == "  -- 4 pads"
+    split = json.loads(
+        run("preview", stores["sft"], "--ids", "--pack", 48, "--strategy", "best_fit_split", "--json").stdout
+    )
+    packs = {name: split["figures"]["packs"][name] for name in ("strategy", "packs", "lost_tokens")}
+    assert packs == {"strategy": "best_fit_split", "packs": 4, "lost_tokens": 0}
+
+
+def test_packs_hold_the_tokens_of_their_documents(stores: dict[str, Path]) -> None:
+    packing = Packing(max_seq_len=32, strategy="wrapped")
+    documents = preview_store(stores["sft"], PreviewOptions(ids=True))
+    packs = preview_store(stores["sft"], PreviewOptions(ids=True, packing=packing, num=10))
+    pieces: dict[int, list[tuple[int, bool | None]]] = {}
+    for pack in packs.samples:
+        assert pack.num_tokens + pack.num_pads == 32
+        for piece in pack.sequences:
+            assert piece.begin == len(pieces.get(piece.document, []))
+            tokens = [(number, part.is_trained) for part in piece.stretches for number in part.ids]
+            pieces.setdefault(piece.document, []).extend(tokens)
+    for document in documents.samples:
+        whole = [(number, part.is_trained) for part in document.sequences[0].stretches for number in part.ids]
+        assert pieces[document.number] == whole
+
+
+def test_long_documents_are_shown_from_their_begin(run: Any, stores: dict[str, Path], model: Path) -> None:
+    found = lines(run, stores["sft"], "--tokenizer", model, "--documents", "1-2", "--max-tokens", 10)
+    assert found[4] == "document 1: 29 tokens, 7 trained (24.1%)"
+    assert found[8] == "  ... 19 tokens more"
+    packed = lines(run, stores["sft"], "--tokenizer", model, "--pack", 48, "--documents", 1, "--max-tokens", 30)
+    assert packed[-2:] == ["  ... 14 tokens more", "  -- 4 pads"]
+
+
+def test_colours(stores: dict[str, Path], model: Path) -> None:
+    found = preview_store(stores["sft"], PreviewOptions(samples=(2,), tokenizer=str(model)))
+    assert preview_lines(found, Style(True))[-1] == (
+        "                     \x1b[30;42mYes\x1b[0m\x1b[30;42m<|end|>\x1b[0m⏎"
+    )
+    hard = preview_store(stores["sft"], PreviewOptions(samples=(0,), tokenizer=str(model)))
+    text = "".join(preview_lines(hard, Style(True)))
+    for ours in ("30;42", "0", "2", "1"):
+        text = text.replace(f"\x1b[{ours}m", "")
+    assert text.isprintable()  # nothing of the data reaches the terminal as it is
+
+
+def test_when_there_are_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert Style.of(Terminal(), plain=False).is_coloured
+    assert not Style.of(Terminal(), plain=True).is_coloured
+    assert not Style.of(io.StringIO(), plain=False).is_coloured
+    monkeypatch.setenv("TERM", "dumb")
+    assert not Style.of(Terminal(), plain=False).is_coloured
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not Style.of(Terminal(), plain=False).is_coloured
+
+
+def test_json(run: Any, stores: dict[str, Path], model: Path) -> None:
+    found = json.loads(run("preview", stores["sft"], "--tokenizer", model, "--documents", 2, "--json").stdout)
+    assert (found["kind"], found["keys"], found["num_documents"]) == ("sft", ["tokens", "loss_mask"], 3)
+    figures = found["figures"]
+    assert figures["trained"] == {"trained": 39, "tokens": 151, "is_all": True}
+    assert (figures["tokens"], figures["tokens_per_document"]["max"], len(figures["histogram"])) == (151, 107, 4)
+    [sequence] = found["samples"][0]["sequences"]
+    assert (sequence["num_tokens"], sequence["num_trained"]) == (15, 4)
+    answer = sequence["stretches"][-3]
+    assert answer["texts"] == ["Y", "e", "s"]
+    assert (answer["begin"], answer["position"], answer["role"], answer["is_trained"]) == (10, 10, "assistant", True)
+    assert sequence["stretches"][-2]["is_special"]
+
+
+def test_how_much_is_trained(stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(path: Path) -> tuple[int, int, bool] | None:
+        figures = preview_store(path, PreviewOptions(ids=True, with_figures=True)).figures
+        assert figures is not None
+        found = figures.trained
+        return None if found is None else (found.trained, found.tokens, found.is_all)
+
+    assert trained(stores["sft"]) == (39, 151, True)
+    uncounted = previews_made.store(tmp_path / "uncounted", "sft", recipe="output: {num_supervised: false}")
+    assert trained(uncounted) == (39, 151, True)
+    assert trained(stores["dpo"]) == (7, 29, True)
+    assert trained(stores["grpo"]) == (7, 7, True)
+    assert trained(stores["seq"]) is None
+    monkeypatch.setitem(figures_of.__globals__, "MOST_MARKS", 99)
+    assert trained(uncounted) == (21, 99, False)
+
+
+def test_the_tokeniser_of_the_manifest(run: Any, prepared: Path, tokenizer: Path, model: Path, store: Path) -> None:
+    found = lines(run, prepared, "--documents", 3)
+    assert found[1] == f"1 of 100 documents, tokeniser {tokenizer}"
+    assert found[-1].startswith("       0  w0 w1 w2 w0 w1 w2")
+    assert found[-1].endswith("<|endoftext|>")
+    other = run("preview", prepared, "--tokenizer", model)
+    assert other.exit_code == 2
+    assert f"was made with another tokeniser: {tokenizer}" in other.stderr
+    assert "--any-tokenizer" in other.stderr
+    forced = run("preview", prepared, "--tokenizer", model, "--any-tokenizer")
+    assert "note: read with another tokeniser" in forced.stdout
+    assert run("preview", prepared, "--tokenizer", model / "none").exit_code == 2
+    assert run("preview", prepared, "--any-tokenizer").exit_code == 2
+
+
+def test_a_tokeniser_that_is_gone_or_changed(run: Any, tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
+    own = tmp_path / "tokenizer.json"
+    own.write_bytes(tokenizer.read_bytes())
+    assert run("prepare", corpus, "-o", tmp_path / "store", "--tokenizer", own, "--workers", 1, "-q").exit_code == 0
+    own.write_text(tokenizer.read_text().replace("w97", "v97"))
+    changed = run("preview", tmp_path / "store")
+    assert changed.exit_code == 4
+    assert "it was changed since. Give the old one with --tokenizer PATH" in changed.stderr
+    own.unlink()
+    gone = run("preview", tmp_path / "store")
+    assert gone.exit_code == 4
+    assert "its tokeniser cannot be read" in gone.stderr
+    assert "       0  2 3 " in run("preview", tmp_path / "store", "--ids", "--documents", 2).stdout
+    assert run("preview", tmp_path / "store", "--tokenizer", tokenizer).exit_code == 0
+
+
+def test_without_a_tokeniser(run: Any, stores: dict[str, Path]) -> None:
+    found = lines(run, stores["seq"])
+    assert found[2] == "note: the store does not say its tokeniser, so that ids are shown: give --tokenizer"
+
+
+def test_borders_by_positions_and_labels(run: Any, tmp_path: Path, model: Path) -> None:
+    write_keyed(
+        tmp_path / "flat",
+        sequence=("int32", [np.array([20, 21, 22, 23, 24])]),
+        position_ids=("int32", [np.array([0, 1, 2, 0, 1])]),
+    )
+    assert lines(run, tmp_path / "flat", "--ids")[-2:] == ["       0  20 21 22 ", "       0  23 24 "]
+    wanted = previews_made.store(
+        tmp_path / "kto",
+        "sft",
+        [{"prompt": "a", "completion": "b", "label": False}],
+    )
+    assert "document 0: 3 tokens, 2 trained (66.7%), not wanted" in lines(run, wanted, "--tokenizer", model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--documents", "3"), "has no document 3; it has 3, counted from 0"),
+        (("--documents", "0,x"), "'x' is no number and no range; write them as 0,5,10-12"),
+        (("--documents", "5-3"), "the range '5-3' is empty"),
+        (("--documents", "0-1000"), "at most 1,000 are shown at once"),
+        (("--num", "0"), "at least 1"),
+        (("--max-tokens", "0"), "at least 1"),
+        (("--key", "none"), "no key 'none'; its keys are"),
+        (("--pack", "48", "--documents", "9"), "has no pack 9; it has 2, counted from 0"),
+        (("--pack", "0"), "max_seq_len is 0"),
+        (("--pack", "48", "--strategy", "best"), "strategy is 'best'"),
+        (("--strategy", "greedy"), "--strategy goes with --pack N"),
+        (("--html", "page.bin"), "the name of a page ends in .html"),
+    ],
+)
+def test_what_is_refused(run: Any, stores: dict[str, Path], arguments: tuple[str, ...], said: str) -> None:
+    result = run("preview", stores["sft"], "--ids", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+def test_stores_that_do_not_fit(run: Any, stores: dict[str, Path], tmp_path: Path) -> None:
+    assert run("preview", tmp_path / "nowhere").exit_code == 4
+    packed = run("preview", stores["dpo"], "--pack", 48, "--ids")
+    assert packed.exit_code == 2
+    assert "records of type dpo are not packed; say one key with --key chosen" in packed.stderr
+    assert run("preview", stores["dpo"], "--pack", 48, "--ids", "--key", "chosen").exit_code == 0
+    short = {"tokens": ("uint16", [np.array([4, 5, 6])]), "loss_mask": ("uint8", [np.array([1, 0])])}
+    write_keyed(tmp_path / "short", **short)
+    result = run("preview", tmp_path / "short", "--ids")
+    assert result.exit_code == 4
+    assert "document 0 has 3 tokens and 2 values of 'loss_mask'" in result.stderr
+    group = {
+        "prompts": ("uint16", [np.array([4])]),
+        "responses": ("uint16", [np.array([5, 6])]),
+        "response_lengths": ("int32", [np.array([1])]),
+    }
+    write_keyed(tmp_path / "group", **group)
+    assert "1 responses of 1 tokens" in run("preview", tmp_path / "group", "--ids").stderr
+    write_keyed(tmp_path / "columns", prompts=("uint16", [np.array([4])]), columns=("uint8", [np.array([91])]))
+    assert "its columns are no JSON object" in run("preview", tmp_path / "columns", "--ids").stderr
+
+
+def test_an_empty_document(run: Any, tmp_path: Path) -> None:
+    write_keyed(tmp_path / "store", tokens=("uint16", [np.array([], np.uint16), np.array([7])]))
+    assert lines(run, tmp_path / "store", "--ids")[2:] == [
+        "",
+        "document 0: 0 tokens",
+        "",
+        "document 1: 1 token",
+        "       0  7 ",
+    ]
+    assert run("preview", tmp_path / "store", "--ids", "--json").exit_code == 0
+
+
+def test_records_that_are_shown_are_those_that_were_made(stores: dict[str, Path], model: Path) -> None:
+    [sample] = preview_store(stores["sft"], PreviewOptions(samples=(2,), tokenizer=str(model))).samples
+    text = "".join(stretch.text for stretch in sample.sequences[0].stretches)
+    assert text == f"<|start|>user\n{USER['content']}<|end|>\n<|start|>assistant\n{YES['content']}<|end|>\n"

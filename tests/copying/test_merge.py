@@ -1,0 +1,327 @@
+"""`headrace.merge`: order, bytes, keys, tokenisers, and what does not go together."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import headrace
+import made
+from copies_made import GOLDEN, content, documents, drawn, files, pair, pair_bytes
+from headrace.copying import CopyOptions, copied_documents
+from headrace.errors import ConfigError, InputError, OutputError, StoreError
+from headrace.stores import IndexedDatasetBuilder, KeyedWriter, load_manifest, save_manifest
+
+
+@pytest.mark.parametrize("name", ["uint16", "multimodal"])
+def test_c3_merged_golden_files_are_megatrons(tmp_path: Path, name: str) -> None:
+    source = GOLDEN / "indexed" / name
+    headrace.merge([source, source], tmp_path / "out")
+    assert pair_bytes(tmp_path / "out" / "text_document") == pair_bytes(GOLDEN / "merge" / name)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bytes_are_those_of_add_index(tmp_path: Path, seed: int) -> None:
+    sources = [drawn(tmp_path / f"part-{number}", seed * 10 + number, number * 9) for number in range(4)]
+    report = headrace.merge(sources, tmp_path / "out")
+    builder = IndexedDatasetBuilder(tmp_path / "other.bin", dtype="uint16")
+    for source in sources:
+        builder.add_index(source)
+    builder.finalize(tmp_path / "other.idx")
+    assert pair_bytes(tmp_path / "out" / "text_document") == pair_bytes(tmp_path / "other")
+    assert (report.documents, report.tokens) == (54, sum(map(len, documents(tmp_path / "out"))))
+    assert list(headrace.open(tmp_path / "out").check()) == []
+
+
+def test_a_folder_of_pairs_in_three_orders(tmp_path: Path) -> None:
+    """C3: Megatron's tool sorts by name, part-10 before part-9; `headrace.open` reads part-9 first."""
+    for number in (9, 10, 11):
+        pair(tmp_path / "in" / f"part-{number}", [[[number]]])
+    found = {}
+    for sort_by in ("given", "name", "natural"):
+        report = headrace.merge([tmp_path / "in"], tmp_path / sort_by, sort_by=sort_by)
+        found[sort_by] = [tokens for (tokens,) in documents(tmp_path / sort_by)]
+        assert bool(report.warnings) == (sort_by == "given")
+    assert found == {"given": [9, 10, 11], "name": [10, 11, 9], "natural": [9, 10, 11]}
+    assert documents(tmp_path / "in") == documents(tmp_path / "given")
+    [warning] = headrace.merge([tmp_path / "in"], tmp_path / "x", dry_run=True).warnings
+    assert "natural order" in warning
+    assert "--sort-by name" in warning
+    assert not (tmp_path / "x").exists()
+    for number in (10, 11):
+        pair(tmp_path / "padded" / f"part-{number}", [[[number]]])
+    assert headrace.merge([tmp_path / "padded"], tmp_path / "x").warnings == ()
+
+
+def test_empty_documents_are_counted(tmp_path: Path) -> None:
+    headrace.merge([pair(tmp_path / "a", [[[1]], [], [[]], [[2, 3]]])], tmp_path / "out")
+    ledger = load_manifest(tmp_path / "out").ledger
+    assert (ledger.documents.kept, ledger.documents.empty, ledger.tokens.kept) == (4, 2, 3)
+
+
+def test_sources_keep_the_order_given(tmp_path: Path) -> None:
+    one, two = pair(tmp_path / "b", [[[1]]]), pair(tmp_path / "a", [[[2]], [[3]]])
+    headrace.merge([one, two, one], tmp_path / "out")
+    assert documents(tmp_path / "out") == [[1], [2], [3], [1]]
+
+
+def test_the_manifest_leads_back(tmp_path: Path) -> None:
+    sources = [drawn(tmp_path / str(number), number, 7) for number in range(3)]
+    report = headrace.merge(sources, tmp_path / "out", options=CopyOptions(shards=20))
+    manifest = load_manifest(tmp_path / "out")
+    assert len(manifest.outputs) > 2
+    assert [Path(file.path).name for file in manifest.inputs] == [
+        f"{n}.{kind}" for n in range(3) for kind in ("bin", "idx")
+    ]
+    assert manifest.inputs == report.inputs
+    assert manifest.ledger.documents.read == manifest.ledger.documents.kept == 21
+    out = documents(tmp_path / "out")
+    assert manifest.ledger.documents.empty == out.count([])
+    for document, found in enumerate(copied_documents(manifest, range(21))):
+        assert out[document] == documents(Path(found.source.path))[found.document]
+    with pytest.raises(StoreError, match="do not lead to document 21"):
+        copied_documents(manifest, [21])
+
+
+@pytest.mark.parametrize("layout", ["indexed", "keyed"])
+def test_several_keys_stay_side_by_side(tmp_path: Path, layout: str) -> None:
+    for name in "ab":
+        made.two_keys(tmp_path / name, layout)
+    headrace.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    one = content(tmp_path / "a")
+    assert content(tmp_path / "out") == {key: found * 2 for key, found in one.items()}
+    assert set(one) == {"title", "body"}
+
+
+def test_shards_as_prepare_cuts_them(tmp_path: Path) -> None:
+    source = drawn(tmp_path / "a", 3, 40)
+    headrace.merge([source], tmp_path / "out", options=CopyOptions(shards=15))
+    shards = load_manifest(tmp_path / "out").outputs
+    assert [shard.prefix for shard in shards] == [f"text_document_{number:05d}" for number in range(len(shards))]
+    assert max(shard.tokens for shard in shards if shard.documents > 1) <= 15
+    assert documents(tmp_path / "out") == documents(source)
+
+
+def tokenised(folder: Path, **changes: object) -> Path:
+    """A prepared store whose manifest names another tokeniser."""
+    made.one_key(folder)
+    manifest = load_manifest(folder)
+    assert manifest.tokenizer is not None
+    info = msgspec.structs.replace(manifest.tokenizer, **changes)
+    save_manifest(folder, msgspec.structs.replace(manifest, tokenizer=info))
+    return folder
+
+
+def test_tokenisers_must_be_one(tmp_path: Path) -> None:
+    one, same = tokenised(tmp_path / "one"), tokenised(tmp_path / "same", source="elsewhere.json")
+    other, no_eod = tokenised(tmp_path / "other", xxh3_128="22"), tokenised(tmp_path / "no_eod", eod=None)
+    headrace.merge([one, same], tmp_path / "a")
+    assert load_manifest(tmp_path / "a").tokenizer == load_manifest(one).tokenizer
+    with pytest.raises(ConfigError, match=r"different tokenisers: .*one has ids of tokenizer.json .*other"):
+        headrace.merge([one, other], tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    report = headrace.merge([one, other], tmp_path / "b", options=CopyOptions(allow_different_tokenizers=True))
+    assert load_manifest(tmp_path / "b").tokenizer is None
+    assert "the result names none" in report.warnings[0]
+    report = headrace.merge([one, no_eod], tmp_path / "c")
+    tokenizer = load_manifest(tmp_path / "c").tokenizer
+    assert tokenizer is not None
+    assert (tokenizer.eod, tokenizer.xxh3_128) == (None, "11")
+    assert "the same eod token" in report.warnings[0]
+    report = headrace.merge([one, pair(tmp_path / "bare", [[[1]]])], tmp_path / "d")
+    assert load_manifest(tmp_path / "d").tokenizer is None
+    assert "bare does not say which tokeniser" in report.warnings[0]
+
+
+def test_what_does_not_go_together(tmp_path: Path) -> None:
+    small, large = pair(tmp_path / "small", [[[1]]]), pair(tmp_path / "large", [[[2], [70_000]]], "int32")
+    two = made.two_keys(tmp_path / "two", "keyed")
+    for sources, message in [
+        ([small, large], "key 'text': .*small has uint16, .*large has int32: say which to write with --dtype"),
+        ([small, two], "small is indexed, .*two is keyed: say which to write with --format"),
+        ([made.two_keys(tmp_path / "pairs", "indexed"), small], "has the keys 'title', 'body', .*small has 'tokens'"),
+        ([small, GOLDEN / "indexed" / "multimodal"], "uint16, .*multimodal has int32"),
+        (
+            [large, GOLDEN / "indexed" / "multimodal"],
+            "multimodal: has sequences with modes, and .*large has none; --drop",
+        ),
+        ([], "at least one"),
+        ("x", "a list of stores"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            headrace.merge(sources, tmp_path / "out")
+    with pytest.raises(InputError, match="large: key 'text': document 0: the value 70000 does not fit into uint16"):
+        headrace.merge([small, large], tmp_path / "out", options=CopyOptions(dtype="uint16"))
+    with pytest.raises(StoreError, match="nothing is there"):
+        headrace.merge([tmp_path / "nowhere"], tmp_path / "out")
+    with pytest.raises(ConfigError, match="sort_by='size' is unknown"):
+        headrace.merge([small], tmp_path / "out", sort_by="size")  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+    headrace.merge([small, large], tmp_path / "out", options=CopyOptions(dtype="int32"))
+    assert documents(tmp_path / "out") == [[1], [2, 70_000]]
+    options = CopyOptions(drop_modes=True)
+    report = headrace.merge([large, GOLDEN / "indexed" / "multimodal"], tmp_path / "plain", options=options)
+    assert "left out" in report.warnings[0]
+    assert headrace.stores.IndexedStore(tmp_path / "plain" / "text_document").modes is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"shards": 0}, {"shards": True}, {"shards": "two"}, {"format": "x"}, {"dialect": "x"}]
+)
+def test_options_that_cannot_be(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        CopyOptions(**options)  # type: ignore[arg-type]
+
+
+def test_a_flipped_bit_in_a_source_is_noticed(tmp_path: Path) -> None:
+    folder = made.one_key(tmp_path / "a")
+    changed_bytes = r"bytes 0 to .* bytes were changed.*nothing was written: the source is not what its headrace.json"
+    for name, at, message in [
+        ("text_document.bin", 200, changed_bytes),
+        ("text_document.idx", -480, changed_bytes),  # a document ends a sequence later
+        ("text_document.idx", 200, ".* tokens by their sizes and .* by their pointers; the index was changed"),
+    ]:
+        whole = (folder / name).read_bytes()
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        (folder / name).write_bytes(changed)
+        with pytest.raises(StoreError, match=rf"{name}: {message}"):
+            headrace.merge([folder], tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        (folder / name).write_bytes(whole)
+    headrace.merge([folder / "text_document"], tmp_path / "out")
+
+
+def test_a_source_without_a_manifest_is_hashed_all_the_same(tmp_path: Path) -> None:
+    source = pair(tmp_path / "a", [[[1, 2]], [[3]]])
+    with source.with_suffix(".bin").open("ab") as file:
+        file.write(b"trailing")  # Megatron reads such files, and so do we
+    report = headrace.merge([source], tmp_path / "out")
+    wanted = [headrace.io.file_sum(f"{source}{suffix}") for suffix in (".bin", ".idx")]
+    assert [(file.size, file.xxh3_128) for file in report.inputs] == [(one.size, one.xxh3_128) for one in wanted]
+
+
+def test_where_the_output_goes(tmp_path: Path) -> None:
+    source = pair(tmp_path / "in" / "a", [[[1]]])
+    out = tmp_path / "new" / "out"
+    headrace.merge([source], out)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    with pytest.raises(OutputError, match=r"is there already and holds 'headrace.json'; --overwrite replaces it"):
+        headrace.merge([source], out)
+    other = pair(tmp_path / "b", [[[2]]])
+    headrace.merge([other], out, options=CopyOptions(overwrite=True))
+    assert documents(out) == [[2]]
+    with pytest.raises(OutputError, match=r"holds .*text_document.bin, which is to be copied"):
+        headrace.merge([out], out, options=CopyOptions(overwrite=True))
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds notes.txt, which no headrace.json lists, so it is not replaced"):
+        headrace.merge([source], out, options=CopyOptions(overwrite=True))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(OutputError, match="choose a new or an empty folder"):
+        headrace.merge([source], tmp_path / "full")
+    with pytest.raises(OutputError, match="is a file"):
+        headrace.merge([source], f"{source}.bin")
+    (tmp_path / "empty").mkdir()
+    headrace.merge([source], tmp_path / "empty")
+    assert documents(tmp_path / "empty") == [[1]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.bin", "b.idx", "empty", "full", "in", "new"]
+
+
+def test_a_damaged_manifest_is_not_replaced(tmp_path: Path) -> None:
+    source = pair(tmp_path / "a", [[[1]]])
+    headrace.merge([source], tmp_path / "out")
+    (tmp_path / "out" / "headrace.json").write_text("{}")
+    with pytest.raises(OutputError, match="remove it yourself"):
+        headrace.merge([source], tmp_path / "out", options=CopyOptions(overwrite=True))
+
+
+def test_other_dialects_are_read(tmp_path: Path) -> None:
+    dialects = GOLDEN / "indexed_dialects"
+    wanted = [[1, 2, 3], [4, 5], [], [6]]
+    for name in ("tnt-megatron", "aleph-alpha"):
+        headrace.merge([dialects / name], tmp_path / name)
+        assert documents(tmp_path / name) == documents(dialects / name)
+    headrace.merge([dialects / "tnt-fairseq"], tmp_path / "fairseq", options=CopyOptions(dialect="fairseq"))
+    assert documents(tmp_path / "fairseq") == wanted
+    assert load_manifest(tmp_path / "fairseq").options["copy"]["sources"][0]["dialect"] == "fairseq"
+    with pytest.raises(ConfigError, match=r"the indexed format cannot hold uint32 \(--dtype int32 if all values fit"):
+        headrace.merge([dialects / "fairseq-uint32"], tmp_path / "out")
+    headrace.merge([dialects / "fairseq-uint32"], tmp_path / "out", options=CopyOptions(dtype="int32"))
+    assert documents(tmp_path / "out") == wanted
+    with pytest.raises(StoreError, match="lose the documents"):
+        headrace.merge([dialects / "neox-merged"], tmp_path / "neox")
+    with pytest.warns(UserWarning, match="the documents are lost"):
+        headrace.merge([dialects / "neox-merged"], tmp_path / "neox", options=CopyOptions(documents="sequences"))
+    assert len(headrace.open(tmp_path / "neox")) == headrace.open(tmp_path / "neox" / "text_document").num_sequences  # type: ignore[attr-defined]
+
+
+def test_no_documents(tmp_path: Path) -> None:
+    headrace.merge([GOLDEN / "indexed" / "empty"], tmp_path / "out")
+    assert pair_bytes(tmp_path / "out" / "text_document") == pair_bytes(GOLDEN / "indexed" / "empty")
+
+
+def test_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the documents are cut on the way, the files are the same."""
+    sources = [drawn(tmp_path / str(number), number, 50) for number in range(2)]
+    headrace.merge(sources, tmp_path / "whole")
+    monkeypatch.setattr("headrace.copying.sources.CHUNK_DOCUMENTS", 7)
+    monkeypatch.setattr("headrace.copying.sources.CHUNK_TOKENS", 11)
+    seen = []
+    headrace.merge(sources, tmp_path / "cut", on_progress=seen.append)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    copied = [progress.documents for progress in seen if progress.phase == "copy"]
+    assert len(copied) > 14
+    assert copied == sorted(set(copied))
+    assert (copied[-1], seen[-1].phase, seen[-1].documents) == (100, "check", 100)
+
+
+@pytest.mark.parametrize("name", ["title_document.bin", "body_document.bin"])
+def test_a_wrong_write_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What is on the disk is read back: the hash is not that of the bytes that were written."""
+    from headrace.io import AtomicFile
+
+    source = made.two_keys(tmp_path / "a", "indexed")
+    write = AtomicFile.write
+
+    def flipped(file: AtomicFile, data: bytes) -> None:
+        write(file, data)
+        if file.path.name == name and len(memoryview(data)):
+            import os
+
+            os.pwrite(file._fd, b"\7", 0)
+
+    monkeypatch.setattr(AtomicFile, "write", flipped)
+    with pytest.raises(OutputError, match=rf"not what was read back: .*{name}"):
+        headrace.merge([source], tmp_path / "new" / "folder" / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_documents_that_get_lost_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are whole, but not of these documents."""
+    source = pair(tmp_path / "a", [[[1, 2, 3]], [[4]]])
+    real = headrace.copying.formats.SequenceFiles.add
+
+    def shifted(self: object, tokens: object, lengths: np.ndarray, *rest: object) -> None:
+        real(self, tokens, lengths[::-1], *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(headrace.copying.formats.SequenceFiles, "add", shifted)
+    with pytest.raises(OutputError, match="are not those of the sources"):
+        headrace.merge([source], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_keys_of_different_numbers_of_documents(tmp_path: Path) -> None:
+    with KeyedWriter(tmp_path / "k", dtypes={"a": "uint16", "b": "uint16"}) as writer:
+        tokens = {"a": np.arange(3, dtype=np.uint16), "b": np.arange(2, dtype=np.uint16)}
+        writer.add_documents(tokens, {"a": np.array([1, 2]), "b": np.array([1, 1])})
+        writer.finish()
+    meta = tmp_path / "k" / "meta.json"
+    meta.write_text(meta.read_text().replace(', "offsets": [0, 1, 2]', ""))
+    with pytest.raises(StoreError, match="cannot stay side by side: 'a' has 2, 'b' has 1"):
+        headrace.merge([tmp_path / "k"], tmp_path / "out")
+    shutil.rmtree(tmp_path / "k")

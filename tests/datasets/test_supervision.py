@@ -1,0 +1,123 @@
+"""Steps without a supervised token are found before the run, or ahead of their turn; never skipped."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import records_made
+from headrace import (
+    Blend,
+    Collation,
+    ConfigError,
+    Loader,
+    Order,
+    PackedSequenceDataset,
+    Packing,
+    PromptDataset,
+    Run,
+    SFTDataset,
+)
+from headrace.datasets import supervision
+
+IN_ORDER = Order(kind="none")
+
+
+def records(num_supervised: list[int]) -> list[records_made.Record]:
+    """Ten tokens each, so many of them supervised."""
+    return [
+        {"tokens": list(range(1, 11)), "loss_mask": [0] * (10 - count) + [1] * count, "num_supervised": [count]}
+        for count in num_supervised
+    ]
+
+
+def dataset(folder: Path, num_supervised: list[int], **collation: Any) -> SFTDataset:
+    return SFTDataset(records_made.store(folder, records(num_supervised)), Collation(**collation))
+
+
+def test_the_step_is_named_before_anything_is_delivered(tmp_path: Path) -> None:
+    run = Run(dataset(tmp_path / "s", [3, 1, 0, 0, 2, 1]), global_batch_size=2, order=IN_ORDER, epochs=1)
+    loader = Loader(run, micro_batch_size=1)
+    with pytest.raises(
+        ConfigError, match=r"step 1 has no supervised token in any of its 2 samples \(the first: sample 2"
+    ):
+        next(iter(loader))
+    assert loader.position == 0
+    with pytest.raises(ConfigError, match="step 1"):
+        run.check_supervised(3)
+    run.check_supervised(4)  # behind it all is well
+    run.check_supervised(6)  # at the end there is nothing to look at
+    # Samples without a label do no harm where the step has others.
+    Run(run.data, global_batch_size=3, order=IN_ORDER, epochs=1).check_supervised()
+
+
+def test_what_is_cut_off_counts(tmp_path: Path) -> None:
+    """Every record has labels; of the third nothing is left."""
+    short = dataset(tmp_path / "s", [9, 8, 2, 9], max_length=8, over_long="truncate_right")
+    run = Run(short, global_batch_size=1, order=IN_ORDER, epochs=1)
+    with pytest.raises(ConfigError, match="step 2 has no supervised token"):
+        run.check_supervised()
+
+
+def test_each_sample_is_looked_at_once_where_all_are_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    well = dataset(tmp_path / "s", [1] * 7)
+    looked = []
+    count = SFTDataset.count
+    monkeypatch.setattr(SFTDataset, "count", lambda self, some: looked.append(len(some)) or count(self, some))
+    run = Run(well, global_batch_size=2)  # without an end
+    run.check_supervised()
+    run.check_supervised(5)
+    assert looked == [7]
+
+
+def test_an_endless_run_is_looked_at_as_far_as_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "CHECKED_SAMPLES", 8)
+    far = dataset(tmp_path / "s", [1] * 30 + [0] * 3 + [1])
+    run = Run(far, global_batch_size=1, order=IN_ORDER)
+    run.check_supervised()
+    with pytest.raises(ConfigError, match="step 30"):
+        run.check_supervised(25)
+    monkeypatch.setattr("headrace.loader.totals.COUNT_POSITIONS", 10)
+    steps = []
+
+    def train() -> None:
+        loader = Loader(run, micro_batch_size=1)
+        for _ in itertools.islice(loader, 40):
+            steps.append(loader.step - 1)
+
+    with pytest.raises(ConfigError, match="step 30"):
+        train()
+    assert steps == list(range(len(steps)))
+    assert 10 <= len(steps) <= 30, "ahead of its turn, and never skipped"
+
+
+def test_the_source_is_named_in_a_blend(tmp_path: Path) -> None:
+    sources = {"good": dataset(tmp_path / "a", [1, 1]), "bad": dataset(tmp_path / "b", [0, 0])}
+    run = Run(Blend(sources, repeats={"good": 1, "bad": 1}), global_batch_size=1)
+    with pytest.raises(ConfigError, match=r"step \d has no supervised token .*source 'bad', sample \d"):
+        run.check_supervised()
+
+
+def test_packs_with_a_mask_too(tmp_path: Path) -> None:
+    store = records_made.store(tmp_path / "s", records([3, 0, 0, 2]))
+    packing = Packing(max_seq_len=10, strategy="greedy")
+    run = Run(
+        PackedSequenceDataset(store, packing, loss_mask_key="loss_mask"), global_batch_size=2, order=IN_ORDER, epochs=1
+    )
+    run.check_supervised()
+    one = Run(run.data, global_batch_size=1, order=IN_ORDER, epochs=1)
+    with pytest.raises(ConfigError, match="step 1 has no supervised token"):
+        next(iter(Loader(one, micro_batch_size=1)))
+
+
+def test_nothing_is_counted_where_nothing_is_masked(tmp_path: Path) -> None:
+    prompts = PromptDataset(records_made.store(tmp_path / "s", records_made.prompts(1, 4)))
+    run = Run(prompts, global_batch_size=2, epochs=1)
+    run.check_supervised()
+    assert not run.is_counted
+    assert "step_supervised_tokens" not in next(iter(Loader(run, micro_batch_size=2)))
+    with pytest.raises(ConfigError, match="PromptDataset: only packed samples and records are counted"):
+        run.counts(0)

@@ -1,0 +1,95 @@
+"""C3: merged pairs against megatron-core's ``add_index``, as its ``tools/merge_datasets.py`` calls it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace
+from copies_made import GOLDEN, pair_bytes
+from headrace.copying import CopyOptions
+
+pytestmark = pytest.mark.interop
+
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
+SEEDS = range(200 if os.environ.get("HEADRACE_FULL") else 24)
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("megatron.core.datasets.indexed_dataset")
+
+
+def write_theirs(megatron: Any, prefix: Path, rng: np.random.Generator, dtype: str, *, multimodal: bool) -> None:
+    """Documents of no, one and several sequences, some empty, with their own builder; at least one token."""
+    builder = megatron.IndexedDatasetBuilder(f"{prefix}.bin", dtype=getattr(np, dtype), multimodal=multimodal)
+    for number in range(int(rng.integers(1, 15))):
+        lengths = [*rng.integers(0, 6, rng.integers(0, 4)).tolist(), *([1] if number == 0 else [])]
+        tokens = rng.integers(0, 120, sum(lengths)).astype(dtype).tolist()
+        modes = rng.integers(0, 2, len(lengths)).tolist() if multimodal else None
+        builder.add_document(tokens, lengths, modes)
+    builder.finalize(f"{prefix}.idx")
+
+
+def merge_theirs(megatron: Any, folder: Path, output: Path, dtype: str, *, multimodal: bool) -> None:
+    """The loop of ``tools/merge_datasets.py``, which is not in the package: pairs sorted by name."""
+    builder = megatron.IndexedDatasetBuilder(f"{output}.bin", dtype=getattr(np, dtype), multimodal=multimodal)
+    for stem in sorted({path.stem for path in folder.iterdir()}):
+        builder.add_index(str(folder / stem))
+    builder.finalize(f"{output}.idx")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_c3_a_merge_is_byte_equal(tmp_path: Path, megatron: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    dtype, multimodal = DTYPES[seed % len(DTYPES)], seed % 5 == 0
+    (tmp_path / "in").mkdir()
+    for number in range(8, 8 + int(rng.integers(1, 5))):  # part-10 comes before part-9 by name
+        write_theirs(megatron, tmp_path / "in" / f"part-{number}", rng, dtype, multimodal=multimodal)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about arrays that are read-only
+        merge_theirs(megatron, tmp_path / "in", tmp_path / "theirs", dtype, multimodal=multimodal)
+    headrace.merge([tmp_path / "in"], tmp_path / "ours", sort_by="name")
+    assert pair_bytes(tmp_path / "ours" / "text_document") == pair_bytes(tmp_path / "theirs")
+    if dtype.startswith("float") or multimodal:
+        return
+    # What the two share of it: through the other format and back, where each document is one sequence.
+    flat = headrace.open(tmp_path / "ours")
+    headrace.convert(tmp_path / "ours", tmp_path / "keyed", format="keyed")
+    headrace.convert(tmp_path / "keyed", tmp_path / "back", format="indexed", options=CopyOptions(shards="single"))
+    peer = megatron.IndexedDataset(str(tmp_path / "back" / "text_document"))
+    found = np.concatenate([np.zeros(0, dtype), *(peer[number] for number in range(len(peer)))])
+    np.testing.assert_array_equal(found, flat.fetch(0, flat.num_tokens))
+    assert len(peer.document_indices) - 1 == len(flat)
+
+
+def test_split_parts_are_read_by_megatron(tmp_path: Path, megatron: Any) -> None:
+    rng = np.random.default_rng(3)
+    write_theirs(megatron, tmp_path / "a", rng, "int32", multimodal=False)
+    headrace.split(tmp_path / "a", tmp_path / "out", into=2)
+    whole = megatron.IndexedDataset(str(tmp_path / "a"))
+    parts = [megatron.IndexedDataset(str(tmp_path / "out" / f"part_0000{part}" / "text_document")) for part in range(2)]
+    assert sum(len(part) for part in parts) == len(whole)
+    found = [part[number].tolist() for part in parts for number in range(len(part))]
+    assert found == [whole[number].tolist() for number in range(len(whole))]
+
+
+def test_the_golden_merges_are_what_megatron_writes(tmp_path: Path, megatron: Any) -> None:
+    spec = importlib.util.spec_from_file_location("make_merge", GOLDEN / "make_merge.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.make(tmp_path)
+    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert made == {path.name: path.read_bytes() for path in (GOLDEN / "merge").iterdir()}

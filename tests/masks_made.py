@@ -1,0 +1,142 @@
+"""Tokenisers for the tests of masks, trained on the spot, and masks as text: `<s>Hi⟦Hello</s>⟧`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+import talks
+from headrace.samples import Conversation
+from headrace.samples.masking import Masked, Masker, MaskOptions
+from headrace.samples.templates import ChatTemplate, TemplateSetup, find
+from headrace.samples.templates.families import FAMILIES
+
+__all__ = ["ChatTemplate", "Masker", "TemplateSetup"]
+OPEN, CLOSE = "⟦", "⟧"
+TEXTS = [
+    "the quick brown fox asks the user and the assistant whether it is system or tool 7 no hello world\n\n" * 5,
+    "naïve café größer 敏捷的狐狸 素早い狐 быстрая лиса 😀 👨‍👩‍👧 é <think> </think> it's\n" * 5,
+]
+LENIENT: dict[str, Any] = {
+    "unstable": "split",
+    "on_prompt_mismatch": "allow",
+    "on_untrained_end": "allow",
+    "on_empty_turn": "allow",
+    "on_no_supervised": "allow",
+}
+"""For conversations drawn at random: what a policy would refuse is looked at all the same."""
+
+
+@functools.cache
+def special_tokens() -> list[str]:
+    """All that the templates of the suite write in angle brackets and the like, and the tokens they name."""
+    found = {"<unk>"}
+    for name, family in FAMILIES.items():
+        suite = find(name)
+        assert suite is not None
+        found |= {*family.special_tokens.values(), suite.ends_turn(suite.special_tokens) or "<unk>"}
+        pattern = r"<\|[a-zA-Z_▁]+\|>|<｜[^｜]*｜>|<start_of_turn>|\[/?INST\]|\[\|[a-z]+\|\]"  # noqa: RUF001
+        found |= set(re.findall(pattern, suite.text))
+    return sorted(found)
+
+
+def _trained(kind: str) -> Tokenizer:
+    special = [AddedToken(token, special=True, normalized=False) for token in special_tokens()]
+    tokenizer: Any
+    if kind in ("bytes", "nfc"):
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if kind == "nfc":
+            tokenizer.normalizer = normalizers.NFC()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer: Any = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
+    elif kind == "unigram":
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.normalizer = normalizers.NFKC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=300, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+        )
+    elif kind == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        tokenizer.normalizer = normalizers.BertNormalizer()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
+    else:
+        return _sentencepiece(special)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def _sentencepiece(special: list[AddedToken]) -> Tokenizer:
+    """As Llama-2's: a space is put before every text, and what the vocabulary lacks becomes bytes."""
+    tokens = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *"▁abcdefghijklmnopqrstuvwxyz.\n",
+        "▁t",
+        "he",
+        "▁the",
+    ]
+    tokenizer: Any = Tokenizer(
+        models.BPE(
+            vocab={token: number for number, token in enumerate(tokens)},
+            merges=[("▁", "t"), ("h", "e"), ("▁t", "he")],
+            unk_token="<unk>",
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+KINDS = ["bytes", "nfc", "sentencepiece", "unigram", "wordpiece"]
+
+
+@functools.cache
+def tokenizer_json(kind: str = "bytes") -> bytes:
+    return _trained(kind).to_str().encode()
+
+
+@functools.cache
+def template(name: str) -> ChatTemplate:
+    return ChatTemplate.load(name, now=talks.NOW)
+
+
+def masker(text_or_name: str, kind: str = "bytes", **options: Any) -> Masker:
+    """Of a template of the suite by name, or of one given as text; such texts hold a brace."""
+    made = template(text_or_name) if "{" not in text_or_name else ChatTemplate.from_text(text_or_name)
+    return Masker(made, tokenizer_json(kind), options=MaskOptions(**options))
+
+
+def shown(sample: Masked) -> str:
+    """The text of a sample with its trained stretches in brackets. Only of samples with evidence."""
+    assert sample.evidence is not None
+    text = sample.evidence.text.encode()
+    pieces: list[bytes] = []
+    begin = 0
+    trained = False
+    for token in sample.evidence.tokens(sample):
+        if token.is_trained != trained:
+            pieces += [text[begin : token.begin_bytes], (OPEN if token.is_trained else CLOSE).encode()]
+            begin = token.begin_bytes
+            trained = token.is_trained
+    return b"".join([*pieces, text[begin:], CLOSE.encode() if trained else b""]).decode()
+
+
+def masks(text_or_name: str, messages: talks.Talk | Conversation, kind: str = "bytes", **options: Any) -> list[str]:
+    """The samples of a conversation as `shown`."""
+    conversation = messages if isinstance(messages, Conversation) else Conversation(messages=messages)
+    made = masker(text_or_name, kind, **options)
+    samples = made.mask(conversation, evidence=True)
+    # Evidence takes the thorough way; the quick one gives the same.
+    quick = made.mask(conversation)
+    assert [sample.ids.tolist() for sample in quick] == [sample.ids.tolist() for sample in samples]
+    assert [sample.loss_mask.tolist() for sample in quick] == [sample.loss_mask.tolist() for sample in samples]
+    return [shown(sample) for sample in samples]

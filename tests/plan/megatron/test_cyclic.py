@@ -1,0 +1,108 @@
+"""The cyclic sampler by position: at its own ranks and micro-batches it is Megatron's, epoch after epoch."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counts import cases
+from headrace.errors import ConfigError
+from headrace.plan import Share
+from headrace.plan.megatron import CyclicOrder, cyclic_batches
+from plan.megatron import plainly
+
+NUMBERS = st.integers(1, 5)
+
+
+@settings(max_examples=cases(150, 3000), deadline=None)
+@given(st.integers(1, 80), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 6))
+def test_each_rank_takes_the_batches_of_the_sampler(
+    total: int, size: int, ranks: int, sharded: bool, epoch: int
+) -> None:
+    together = size * ranks
+    active = total - total % together
+    if not active:
+        return
+    order = CyclicOrder(total, micro_batch_size=size, data_parallel_size=ranks, data_sharding=sharded)
+    assert order.num_samples_per_epoch == active
+    positions = np.arange(epoch * active, (epoch + 1) * active)
+    found = order.locate(positions).reshape(-1, ranks, size)
+    for rank in range(ranks):
+        batches = cyclic_batches(total, epoch * active, Share(rank, ranks, size), data_sharding=sharded)
+        # One rank may get a batch more, which Megatron's other ranks do not have.
+        expected = [batch.tolist() for batch in itertools.islice(batches, active // together)]
+        assert found[:, rank].tolist() == expected
+    assert len(np.unique(found)) == active, "no sample twice in an epoch"
+
+
+@settings(max_examples=cases(80, 1000), deadline=None)
+@given(st.integers(1, 50), NUMBERS, NUMBERS, st.booleans(), st.lists(st.integers(0, 400), max_size=30))
+def test_any_positions_in_any_order(total: int, size: int, ranks: int, sharded: bool, wanted: list[int]) -> None:
+    """Whatever was asked for before: the permutations that are kept change nothing."""
+    if total < size * ranks:
+        return
+    order = CyclicOrder(total, micro_batch_size=size, data_parallel_size=ranks, data_sharding=sharded)
+    whole = order.locate(np.arange(401))
+    assert order.locate(np.array(wanted, dtype=np.int64)).tolist() == whole[wanted].tolist()
+    assert [int(order.locate(np.array([position]))[0]) for position in wanted] == whole[wanted].tolist()
+
+
+def test_the_printed_example() -> None:
+    """C21: the sharded batches of epoch 0 that Megatron's own sampler gives, and what the two lie beside."""
+    order = CyclicOrder(21, micro_batch_size=2, data_parallel_size=2)
+    first = [[4, 1], [7, 5], [3, 9], [0, 8], [6, 2]]
+    expected = [[place + 10 * rank for place in pair] for pair in first for rank in range(2)]
+    assert order.locate(np.arange(20)).reshape(-1, 2).tolist() == expected
+    assert order.num_samples_per_epoch == 20
+    # Epoch 1 begins at once behind it, in another order.
+    assert order.locate(np.arange(20, 22)).tolist() == plainly.randperm(10, 1)[:2]
+
+
+def test_the_last_epoch_that_has_a_seed() -> None:
+    order = CyclicOrder(7, micro_batch_size=2, data_parallel_size=1)
+    assert len(order) == 6 << 32
+    last = order.locate(np.arange(len(order) - 6, len(order)))
+    assert last.tolist() == plainly.randperm(6, 2**32 - 1)
+    many = CyclicOrder(3 << 40, micro_batch_size=1, data_parallel_size=3)
+    assert len(many) == (1 << 62) // (3 << 40) * (3 << 40) < 1 << 62
+
+
+def test_permutations_are_kept_for_two_epochs_in_four_bytes_and_not_pickled() -> None:
+    order = CyclicOrder(40, micro_batch_size=2, data_parallel_size=2)
+    order.locate(np.arange(200))
+    kept = order.__getstate__()["_kept"], order._kept
+    assert kept[0] == {}
+    assert list(kept[1]) == [3, 4]
+    assert all(array.dtype == np.int32 and array.shape == (20,) for array in kept[1].values())
+    again = pickle.loads(pickle.dumps(order))
+    assert again.locate(np.arange(200)).tolist() == order.locate(np.arange(200)).tolist()
+
+
+def test_threads_share_one() -> None:
+    order = CyclicOrder(12, micro_batch_size=1, data_parallel_size=3, data_sharding=False)
+    expected = CyclicOrder(12, micro_batch_size=1, data_parallel_size=3, data_sharding=False).locate(np.arange(600))
+    parts = [np.arange(first, 600, 7) for first in range(7)] * 4
+    with ThreadPoolExecutor(8) as pool:
+        for part, found in zip(parts, pool.map(order.locate, parts), strict=True):
+            assert found.tolist() == expected[part].tolist()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((3, 2, 2), "3 samples are fewer than one micro-batch of all ranks, 2 times 2"),
+        ((0, 1, 1), "0 samples are fewer"),
+        ((9, 0, 2), "found 0 and 2"),
+        ((9, 2, 0), "found 2 and 0"),
+    ],
+)
+def test_what_is_refused(numbers: tuple[int, int, int], message: str) -> None:
+    total, size, ranks = numbers
+    with pytest.raises(ConfigError, match=message):
+        CyclicOrder(total, micro_batch_size=size, data_parallel_size=ranks)

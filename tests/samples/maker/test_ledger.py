@@ -1,0 +1,194 @@
+"""All records and tokens are accounted for, however blocks are cut; and a sum that is wrong is noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from counts import cases
+from headrace.errors import HeadraceError, InputError
+from headrace.samples.maker import Made, MakerCounts, SampleMaker
+from headrace.samples.maker.sequences import Sequencer
+from headrace.samples.masking.token_spans import SpanEncoder
+from recipes_made import maker, tokenizer_json
+
+words = st.sampled_from(["", "Hi", "us", "er", "é", "👍", "<|end|>", "<eos>", "<|start|>assistant\n", "x" * 12])
+texts = st.lists(words, max_size=4).map("".join)
+messages = st.lists(
+    st.builds(
+        lambda role, content, train: {"role": role, "content": content} | ({} if train is None else {"train": train}),
+        st.sampled_from(["user", "assistant", "system"]),
+        texts,
+        st.sampled_from([None, None, None, True, False]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+RECORDS: dict[str, tuple[str, Any]] = {
+    "seq": ("text", st.fixed_dictionaries({"text": texts})),
+    "sft": ("messages", st.fixed_dictionaries({"messages": messages})),
+    "sft, text": ("completion", st.fixed_dictionaries({"prompt": texts, "completion": texts})),
+    "dpo": ("preference", st.fixed_dictionaries({"prompt": messages, "chosen": texts, "rejected": texts})),
+    "grpo": (
+        "group",
+        st.integers(1, 3).flatmap(
+            lambda size: st.fixed_dictionaries(
+                {
+                    "prompt": texts,
+                    "responses": st.lists(texts, min_size=size, max_size=size),
+                    "rewards": st.lists(st.floats(-1, 1, width=32), min_size=size, max_size=size),
+                }
+            )
+        ),
+    ),
+    "prompt": ("prompt", st.fixed_dictionaries({"prompt": texts, "n": st.integers(0, 9)})),
+}
+POLICIES = "mask: {on_no_supervised: %s, on_all_supervised: %s, unstable: split}\n"
+TRUNCATE = ["keep_start", "keep_end", "drop", "error", "keep_last_turns"]
+
+
+@st.composite
+def recipes(draw: st.DrawFn, kind: str) -> str:
+    truncate = draw(st.sampled_from(TRUNCATE if kind in ("seq", "sft", "sft, text", "dpo") else TRUNCATE[:4]))
+    policy = st.sampled_from(["drop", "error", "allow"])
+    return (
+        f"type: {kind.split(',')[0]}\ninputs: {{paths: a, layout: {RECORDS[kind][0]}}}\n"
+        + POLICIES % (draw(policy), draw(policy))
+        + f"length: {{max_tokens: {draw(st.integers(1, 60))}, truncate: {truncate}}}\n"
+        + f"ends: {{append_eos: {draw(st.sampled_from(['true', 'false', 'null']))}, "
+        + f"prepend_bos: {str(draw(st.booleans())).lower()}}}\n"
+        + f"filters: {{min_chars: {draw(st.integers(0, 3))}, max_tokens: {draw(st.integers(20, 200))}}}\n"
+    )
+
+
+def check(made: Made, records: list[Any]) -> None:
+    """What must hold of any block, computed anew from the arrays."""
+    counts = made.counts
+    counts.balance()
+    kept, dropped, bad = set(made.records.tolist()), {d.record for d in made.dropped}, {b.record for b in made.bad}
+    assert sorted([*kept, *dropped, *bad]) == list(range(len(records)))
+    assert (counts.kept, sum(counts.dropped.values()), counts.bad) == (len(kept), len(dropped), len(bad))
+    for values, lengths in made.arrays.values():
+        assert len(lengths) == len(made)
+        assert int(lengths.sum()) == len(values)
+    for key, mask in (
+        ("tokens", "loss_mask"),
+        ("chosen", "chosen_mask"),
+        ("rejected", "rejected_mask"),
+        ("responses", "masks"),
+    ):
+        if mask in made.arrays:
+            assert np.array_equal(made.arrays[key].lengths, made.arrays[mask].lengths)
+            assert set(made.arrays[mask].values.tolist()) <= {0, 1}
+    assert sum(entry.num_tokens for entry in made.dropped) == sum(
+        sum(sums.dropped.values()) for sums in counts.tokens.values()
+    )
+    for key, sums in counts.tokens.items():
+        assert sums.kept == len(made.arrays[key].values)
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@settings(max_examples=cases(40, 1500), deadline=None)
+@given(st.data())
+def test_everything_is_accounted_for_however_it_is_cut(kind: str, data: st.DataObject) -> None:
+    recipe = data.draw(recipes(kind))
+    records = data.draw(st.lists(RECORDS[kind][1], max_size=5))
+    one = maker(recipe)
+    made = one.make(records)
+    check(made, records)
+    place = data.draw(st.integers(0, len(records)))
+    first, second = one.make(records[:place]), maker(recipe).make(records[place:])
+    for key, (values, lengths) in made.arrays.items():
+        parts = [block.arrays[key] for block in (first, second)]
+        assert np.array_equal(np.concatenate([part.values for part in parts]), values)
+        assert np.array_equal(np.concatenate([part.lengths for part in parts]), lengths)
+    both = MakerCounts()
+    both.add(first.counts)
+    both.add(second.counts)
+    both.balance()
+    for counts in (both, made.counts):
+        counts.dropped, counts.notes = dict(sorted(counts.dropped.items())), dict(sorted(counts.notes.items()))
+        counts.tokens = {key: sums for key, sums in sorted(counts.tokens.items()) if sums.made}
+    assert both == made.counts
+
+
+@settings(max_examples=cases(60, 2000), deadline=None)
+@given(st.lists(messages, min_size=1, max_size=3))
+def test_only_what_an_assistant_says_is_trained(talks: list[Any]) -> None:
+    """Whatever the others write, the template's own markers too: by the text between the bytes of trained tokens."""
+    records = [{"messages": [{k: v for k, v in m.items() if k != "train"} for m in talk]} for talk in talks]
+    records = [
+        {"messages": [m | {"content": m["content"] + str(n)} for n, m in enumerate(r["messages"])]} for r in records
+    ]
+    made = maker("type: sft\ninputs: {paths: a, layout: messages}\nmask: {on_no_supervised: allow}").make(records)
+    check(made, records)
+    tokenizer = Tokenizer.from_str(tokenizer_json().decode())
+    values, lengths = made.arrays["tokens"]
+    begin = 0
+    for record, length in zip(made.records.tolist(), lengths.tolist(), strict=True):
+        rows = slice(begin, begin + length)
+        begin += length
+        said = [m["content"] + "<|end|>" for m in records[record]["messages"] if m["role"] == "assistant"]
+        chosen = values[rows][made.arrays["loss_mask"].values[rows] == 1].tolist()
+        assert tokenizer.decode(chosen, skip_special_tokens=False) == "".join(said)
+
+
+SUMS = (
+    "type: sft\ninputs: {paths: a, layout: completion}\nlength: {max_tokens: 6, truncate: keep_end}\n"
+    "filters: {max_tokens: 20}"
+)
+BLOCK = [{"prompt": "a" * size, "completion": "b"} for size in (1, 9, 30)]
+
+
+def test_the_sums_of_a_block() -> None:
+    made = maker(SUMS).make(BLOCK)
+    assert made.counts == MakerCounts(
+        records=3,
+        kept=2,
+        dropped={"max_tokens": 1},
+        documents=2,
+        tokens={"tokens": type(made.counts.tokens["tokens"])(made=46, kept=9, truncated=5, dropped={"max_tokens": 32})},
+        supervised=4,
+        eos=2,
+        notes={"truncated_records": 1},
+    )
+
+
+@pytest.mark.parametrize("what", ["cut", "encode", "records"])
+def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """A cut that loses a token, tokens that vanish behind the encoder, a record that vanishes."""
+    one = maker(SUMS)
+    if what == "cut":
+        cut = Sequencer.cut
+        monkeypatch.setattr(
+            Sequencer, "cut", lambda self, found: cut(self, found)._replace(ids=cut(self, found).ids[1:])
+        )
+    elif what == "encode":
+        finish = Sequencer.finish
+        monkeypatch.setattr(
+            Sequencer, "finish", lambda self, *args: (lambda f: f._replace(ids=f.ids[:-1]))(finish(self, *args))
+        )
+    else:
+        sample = SampleMaker._sequences
+        monkeypatch.setattr(SampleMaker, "_sequences", lambda self, *args: sample(self, *args)[:-1])
+    with pytest.raises(HeadraceError, match="the ledger does not balance"):
+        one.make(BLOCK)
+
+
+def test_a_text_that_the_tokeniser_refuses_is_a_bad_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = SpanEncoder.encode
+
+    def refusing(self: SpanEncoder, given: list[str]) -> Any:
+        if any("POISON" in text for text in given):
+            raise InputError("the tokeniser refuses a text")
+        return encode(self, given)
+
+    monkeypatch.setattr(SpanEncoder, "encode", refusing)
+    made = maker("type: seq\ninputs: {paths: a, layout: text}").make([{"text": "a"}, {"text": "POISON"}, {"text": "b"}])
+    assert made.records.tolist() == [0, 2]
+    assert made.bad[0].message == "the tokeniser refuses a text"

@@ -1,0 +1,269 @@
+"""Each training type, by small cases that can be read: what is stored, and what of it is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.samples.maker import SampleMaker
+from headrace.samples.recipe import parse_recipe
+from headrace.samples.templates import ChatTemplate
+from recipes_made import NO, USER, YES, make, maker, rows, texts, tokenizer_json, trained
+
+SFT, SEQ, DPO, GRPO, PROMPT = (f"type: {kind}\ninputs: a\n" for kind in ("sft", "seq", "dpo", "grpo", "prompt"))
+CHAT = "<|start|>user\nHi<|end|>\n<|start|>assistant\nYes<|end|>\n"
+ASKED = "<|start|>user\nHi<|end|>\n<|start|>assistant\n"
+
+
+def test_text() -> None:
+    made = make(SEQ, [{"text": "ab"}, {"text": ""}, {"text": "c"}])
+    assert texts(made, "tokens") == ["ab", "c"]
+    assert list(made.arrays) == ["tokens"]
+    assert made.records.tolist() == [0, 2]
+    assert [(entry.record, entry.reason) for entry in made.dropped] == [(1, "empty")]
+    assert texts(make(SEQ + "ends: {append_eos: true, prepend_bos: true}", [{"text": "ab"}]), "tokens") == [
+        "<bos>ab<eos>"
+    ]
+
+
+def test_a_conversation_as_text() -> None:
+    assert texts(make(SEQ, [{"messages": [USER, YES]}, {"messages": [USER]}]), "tokens") == [
+        CHAT,
+        "<|start|>user\nHi<|end|>\n",
+    ]
+
+
+def test_chat() -> None:
+    made = make(
+        SFT, [{"messages": [USER, YES, USER, NO]}, {"messages": [USER | {"train": True}, YES | {"train": False}]}]
+    )
+    assert trained(made) == ["Yes<|end|>|No<|end|>", "Hi<|end|>"]
+    assert [row[0] for row in rows(made, "num_supervised")] == [sum(row) for row in rows(made, "loss_mask")]
+    assert made.arrays["tokens"].values.dtype == np.uint16
+    assert made.arrays["loss_mask"].values.dtype == np.uint8
+
+
+def test_the_header_is_trained_where_it_is_asked_for() -> None:
+    made = make(SFT + "header: train", [{"messages": [USER, YES, USER, NO]}])
+    assert trained(made) == ["<|start|>assistant\nYes<|end|>|<|start|>assistant\nNo<|end|>"]
+
+
+def test_a_record_is_explained() -> None:
+    one = maker(DPO, [{"chosen": [USER, YES], "rejected": [USER, NO]}])
+    chosen, rejected = one.explain({"chosen": [USER, YES], "rejected": [USER, NO]})
+    assert (chosen.key, chosen.text, rejected.key) == ("chosen", CHAT, "rejected")
+    assert chosen.sample.evidence is not None
+    tokens = list(chosen.sample.evidence.tokens(chosen.sample))
+    assert [token.role for token in tokens if token.is_trained] == ["assistant"] * 4
+    assert {token.role for token in tokens} >= {"user", "assistant"}
+    found = make(DPO, [{"chosen": [USER, YES], "rejected": [USER, NO]}])
+    assert rows(found, "chosen") == [[token.id for token in tokens]]
+    assert rows(found, "chosen_mask") == [[int(token.is_trained) for token in tokens]]
+    plain = maker(SFT, [{"prompt": "a", "completion": "b"}]).explain({"prompt": "a", "completion": "b"})[0].sample
+    assert plain.evidence is not None
+    assert [(token.role, token.is_trained) for token in plain.evidence.tokens(plain)] == [
+        ("prompt", False),
+        ("answer", True),
+    ]
+
+
+def test_strings_stay_text_or_become_chat() -> None:
+    records = [{"prompt": "2+2=", "completion": "4"}]
+    made = make(SFT, records)
+    assert texts(made, "tokens") == ["2+2=4<eos>"]
+    assert trained(made) == ["4<eos>"]
+    assert trained(make(SFT + "ends: {append_eos: false}", records)) == ["4"]
+    made = make(SFT + "strings: chat", [{"prompt": "Hi", "completion": "Yes"}])
+    assert texts(made, "tokens") == [CHAT]
+    assert trained(made) == ["Yes<|end|>"]
+
+
+def test_a_completion_of_messages() -> None:
+    made = make(SFT, [{"prompt": [USER, NO, USER], "completion": [YES]}])
+    assert trained(made) == ["Yes<|end|>"], "the answer within the prompt is not trained"
+
+
+def test_an_eos_that_is_there_is_not_added() -> None:
+    made = make(SFT, [{"prompt": "a", "completion": "b<eos>"}])
+    assert texts(made, "tokens") == ["ab<eos>"]
+    assert made.counts.eos == 0
+
+
+def test_a_bos_that_is_there_is_not_added() -> None:
+    made = make(SEQ + "ends: {prepend_bos: true}", [{"text": "<bos>a"}, {"text": "b"}])
+    assert texts(made, "tokens") == ["<bos>a", "<bos>b"]
+    assert made.counts.bos == 1
+
+
+def test_a_response_that_ends_in_the_words_of_another_is_whole() -> None:
+    made = make(GRPO, [{"prompt": [USER], "responses": [[YES, USER]], "rewards": [1]}])
+    assert texts(made, "responses") == ["Yes<|end|>\n<|start|>user\nHi<|end|>\n"]
+    assert trained(made, "responses", "masks") == ["Yes<|end|>"]
+
+
+def test_kto_keeps_the_label() -> None:
+    made = make(
+        SFT, [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "a", "completion": "c", "label": False}]
+    )
+    assert rows(made, "label") == [[1], [0]]
+
+
+def test_preferences() -> None:
+    made = make(DPO, [{"chosen": [USER, NO, USER, YES], "rejected": [USER, NO, USER, NO]}])
+    assert trained(made, "chosen", "chosen_mask") == ["Yes<|end|>"]
+    assert trained(made, "rejected", "rejected_mask") == ["No<|end|>"]
+    made = make(DPO, [{"prompt": "ab", "chosen": "c", "rejected": "d"}])
+    assert texts(made, "rejected") == ["abd<eos>"]
+    assert trained(made, "rejected", "rejected_mask") == ["d<eos>"]
+    assert trained(make(DPO, [{"chosen": "abc", "rejected": "abd"}]), "chosen", "chosen_mask") == ["c<eos>"]
+
+
+def test_prompts_keep_their_columns() -> None:
+    extra = {"data_source": "gsm8k", "reward_model": {"style": "rule", "ground_truth": "7"}, "extra_info": {"index": 3}}
+    made = make(PROMPT, [{"prompt": [USER], **extra}, {"prompt": [USER]}])
+    assert texts(made, "prompts") == [ASKED, ASKED]
+    assert [msgspec.json.decode(bytes(row)) for row in rows(made, "columns")] == [extra, {}]
+    assert texts(make(PROMPT, [{"prompt": "2+2="}]), "prompts") == ["2+2="]
+    assert texts(make(PROMPT + "strings: chat", [{"prompt": "Hi"}]), "prompts") == [ASKED]
+
+
+def test_groups() -> None:
+    made = make(GRPO, [{"prompt": [USER], "responses": ["Yes", [NO, USER, YES]], "rewards": [1, -0.5]}])
+    assert texts(made, "prompts") == [ASKED]
+    second = "No<|end|>\n<|start|>user\nHi<|end|>\n<|start|>assistant\nYes<|end|>"
+    assert texts(made, "responses") == ["Yes<|end|>" + second]
+    assert trained(made, "responses", "masks") == ["Yes<|end|>No<|end|>|Yes<|end|>"]
+    assert rows(made, "rewards") == [[1.0, -0.5]]
+    assert sum(rows(made, "response_lengths")[0]) == len(rows(made, "responses")[0])
+    made = make(GRPO + "ends: {response_end: all}", [{"prompt": [USER], "responses": ["Yes"], "rewards": [1]}])
+    assert texts(made, "responses") == ["Yes<|end|>\n"]
+    made = make(GRPO, [{"prompt": "2+2=", "responses": ["4", ""], "rewards": [1, 0]}])
+    assert texts(made, "responses") == ["4<eos><eos>"]
+    assert rows(made, "response_lengths") == [[2, 1]]
+
+
+def test_a_token_across_the_border_of_a_response_is_not_lost() -> None:
+    """``us`` + ``er`` is one token of the whole; the response is then encoded by itself, and counted."""
+    made = make(GRPO, [{"prompt": "us", "responses": ["er"], "rewards": [1]}])
+    assert (texts(made, "prompts"), texts(made, "responses")) == (["us"], ["er<eos>"])
+    assert made.counts.notes["straddling_responses"] == 1
+    made = make(SFT, [{"prompt": "us", "completion": "er"}])
+    assert trained(made) == ["<eos>"]
+    assert made.counts.notes["straddling_tokens"] == 1
+    assert trained(make(SFT + "mask: {straddle: train}", [{"prompt": "a us", "completion": "er"}])) == ["user<eos>"]
+
+
+def test_template_arguments_of_the_recipe_and_of_the_record() -> None:
+    chat = ChatTemplate.from_text("{{ a }}{{ b }}{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    recipe = "type: seq\ninputs: a\ntemplate: {kwargs: {a: 1, b: 2}}"
+    assert texts(make(recipe, [{"messages": [USER], "chat_template_kwargs": {"b": 3}}], chat=chat), "tokens") == [
+        "13[Hi]"
+    ]
+
+
+def test_positions_names_and_dtypes() -> None:
+    output = "output: {position_ids: doc_reset, names: {tokens: sequence}, dtypes: {sequence: int64, loss_mask: bool}}"
+    made = make(SFT + output, [{"prompt": "a", "completion": "b"}] * 2)
+    assert {key: str(values.dtype) for key, (values, _) in made.arrays.items()} == {
+        "sequence": "int64",
+        "loss_mask": "bool",
+        "num_supervised": "int32",
+        "position_ids": "int32",
+    }
+    assert rows(made, "position_ids") == [[0, 1, 2]] * 2
+
+
+def test_what_a_dtype_cannot_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="uint8, up to 255, and the tokeniser has ids up to 2"):
+        maker("type: seq\ninputs: {paths: a, layout: text}\noutput: {dtypes: {tokens: uint8}}")
+    made = make(GRPO + "output: {dtypes: {rewards: float16}}", [{"prompt": "a", "responses": ["b"], "rewards": [1e9]}])
+    assert "'rewards' holds 1000000000.0, which float16 cannot hold" in made.bad[0].message
+    recipe = (
+        "type: keys\noutput: {dtypes: {n: int8}}\nsources: {a: {sections: [{field: t, action: train}]}, "
+        "n: {sections: [{field: n, action: value}]}}"
+    )
+    made = make(recipe, [{"t": "x", "n": 5}, {"t": "x", "n": [1.5]}, {"t": "x", "n": 300}, {"t": "x", "n": "1"}])
+    assert rows(made, "n") == [[5]]
+    assert [entry.record for entry in made.bad] == [1, 2, 3]
+
+
+def test_what_is_missing_is_said_before_anything_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"inputs\[0\].layout is not known: resolve_layout"):
+        SampleMaker(parse_recipe(SFT), tokenizer_json())
+    recipe = parse_recipe("type: sft\ninputs: {paths: a, layout: messages}")
+    with pytest.raises(ConfigError, match="there is no chat template: say `template`"):
+        SampleMaker(recipe, tokenizer_json()).make([{"messages": [USER]}])
+    recipe = parse_recipe("type: sft\ninputs: {paths: a, layout: completion}")
+    with pytest.raises(
+        ConfigError, match=r"the end of a sequence is not known.*ends: \{eos: TOKEN\}.*append_eos: false"
+    ):
+        SampleMaker(recipe, tokenizer_json()).make([{"prompt": "a", "completion": "b"}])
+    made = SampleMaker(recipe, tokenizer_json(), special_tokens={"eos_token": "<eos>"}).make(
+        [{"prompt": "a", "completion": "b"}]
+    )
+    assert texts(made, "tokens") == ["ab<eos>"]
+    with pytest.raises(
+        ConfigError, match=r"ends.eos is '<eod>', which the tokeniser does not have; did you mean '<eos>'\?"
+    ):
+        SampleMaker(parse_recipe("type: seq\ninputs: {paths: a, layout: text}\nends: {eos: <eod>}"), tokenizer_json())
+
+
+BAD: list[tuple[str, Any, str]] = [
+    (SFT, {"messages": "Hi"}, "messages is the string"),
+    (SFT, 5, "the record is the number 5; a record is an object"),
+    (SFT, {"messages": [USER]}, "none of its 7 tokens is trained"),
+    (PROMPT, {"prompt": "a", "x": "\ud800"}, "cannot be kept as JSON"),
+    (PROMPT, {"prompt": "a", "x": object()}, "cannot be kept as JSON"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "record", "message"), BAD)
+def test_a_bad_record_is_named_and_leaves_the_others(recipe: str, record: Any, message: str) -> None:
+    good: dict[str, Any] = {"messages": [USER, YES]} if recipe == SFT else {"prompt": "a"}
+    layout = "messages" if recipe == SFT else "prompt"
+    made = make(recipe.replace("inputs: a", f"inputs: {{paths: a, layout: {layout}}}"), [good, record, good])
+    assert made.records.tolist() == [0, 2]
+    assert [entry.record for entry in made.bad] == [1]
+    assert message in made.bad[0].message
+    assert (made.counts.kept, made.counts.bad) == (2, 1)
+
+
+def test_text_that_cannot_be_encoded_is_found_wherever_it_comes_from() -> None:
+    """A template may write other fields of a message than its content."""
+    chat = ChatTemplate.from_text("{% for m in messages %}{{ m.name }}: {{ m.content }}\n{% endfor %}")
+    records = [{"messages": [USER | {"name": name}]} for name in ("A", "\ud800")]
+    made = make(SEQ, records, chat=chat)
+    assert texts(made, "tokens") == ["A: Hi\n"]
+    assert "the text is not Unicode text: unpaired surrogate" in made.bad[0].message
+
+
+def test_domains_are_plain_names() -> None:
+    records = [
+        {"text": "a", "d": name}
+        for name in ("wiki", "математика", "../x", "", " x", "a/b", "CON:", ".hidden", "x" * 101)
+    ]
+    made = make(SEQ + "output: {domain_key: d}", records)
+    assert made.domains == ["wiki", "математика"]
+    assert len(made.bad) == 7
+    assert make(SEQ, [{"text": "a"}]).domains is None
+
+
+def test_unstable_templates_split_a_record_into_documents() -> None:
+    """A template that leaves the thoughts out of earlier answers."""
+    chat = ChatTemplate.from_text(
+        "{% for m in messages %}<|start|>{{ m.role }}\n"
+        "{% if m.role == 'assistant' and loop.last %}<think>{{ m.thinking }}</think>{% endif %}"
+        "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
+        special_tokens={"eos_token": "<eos>"},
+    )
+    talk = {"messages": [USER, YES | {"thinking": "a"}, USER, NO | {"thinking": "b"}]}
+    made = make(SFT + "mask: {unstable: split}", [talk, talk], chat=chat)
+    assert made.records.tolist() == [0, 0, 1, 1]
+    assert trained(made)[:2] == ["<think>a</think>Yes<|end|>", "<think>b</think>No<|end|>"]
+    assert (made.counts.kept, made.counts.documents, made.counts.notes["split_records"]) == (2, 4, 2)
+    assert make(SFT + "mask: {unstable: drop}", [talk], chat=chat).counts.dropped == {"unstable_template": 1}
+    assert "otherwise when more messages follow" in make(SFT, [talk], chat=chat).bad[0].message

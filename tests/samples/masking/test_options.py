@@ -1,0 +1,275 @@
+"""What each option does, on the smallest conversations that show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import masks_made
+import talks
+from headrace.errors import ConfigError, InputError
+from headrace.samples import Conversation, TrainSpan
+from headrace.samples.masking import DroppedError, MaskOptions
+from talks import assistant, system, user
+
+MESSAGES = [system("S"), user("a"), assistant("b"), user("c"), assistant("d")]
+HEADERS = {role: f"<|im_start|>{role}\n" for role in ("system", "user", "assistant")}
+BARE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def short(samples: list[str]) -> list[str]:
+    """Without the text of the markers, which every line here has."""
+    for role, header in HEADERS.items():
+        samples = [sample.replace(header, f"{role[0]}:") for sample in samples]
+    return [sample.replace("<|im_end|>", ".").replace("\n", "") for sample in samples]
+
+
+def masks(messages: Any, **options: Any) -> list[str]:
+    return short(masks_made.masks("chatml", messages, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "s:S.u:a.a:⟦b.⟧u:c.a:⟦d.⟧"),
+        ({"turns": "last"}, "s:S.u:a.a:b.u:c.a:⟦d.⟧"),
+        ({"end_of_turn": "mask"}, "s:S.u:a.a:⟦b⟧.u:c.a:⟦d⟧."),
+        ({"end_of_turn": "last"}, "s:S.u:a.a:⟦b⟧.u:c.a:⟦d.⟧"),
+        ({"roles": ("user",)}, "s:S.u:⟦a.⟧a:b.u:⟦c.⟧a:d."),
+        ({"roles": ("system", "assistant")}, "s:⟦S.⟧u:a.a:⟦b.⟧u:c.a:⟦d.⟧"),
+        ({"roles": ("user",), "turns": "last"}, "s:S.u:a.a:b.u:⟦c.⟧a:d."),
+        ({"train_on_prompt": True}, "⟦s:S.u:a.a:b.u:c.a:d.⟧"),
+        ({"train_on_prompt": True, "roles": ()}, "⟦s:S.u:a.a:b.u:c.a:d.⟧"),
+    ],
+)
+def test_what_is_trained(options: dict[str, Any], expected: str) -> None:
+    assert masks(MESSAGES, **options) == [expected]
+    for name in ("chatml-generation", BARE):
+        assert short(masks_made.masks(name, MESSAGES, **options)) == [expected]
+
+
+def test_flags_come_before_options() -> None:
+    def flagged(*train: bool | None, **options: Any) -> list[str]:
+        return masks(Conversation(messages=MESSAGES, train=train), **options)
+
+    assert flagged(None, None, False, None, None) == ["s:S.u:a.a:b.u:c.a:⟦d.⟧"]
+    assert flagged(None, True, None, None, False) == ["s:S.u:⟦a.⟧a:⟦b.⟧u:c.a:d."]
+    assert flagged(None, None, True, None, None, turns="last") == ["s:S.u:a.a:⟦b.⟧u:c.a:⟦d.⟧"]
+    assert flagged(None, False, False, None, None, train_on_prompt=True) == ["⟦s:S.u:⟧a.⟦a:⟧b.⟦u:c.a:d.⟧"]
+
+
+def test_spans_of_a_content() -> None:
+    def spanned(content: str, *spans: tuple[int, int, bool], name: str = "chatml", **more: Any) -> str:
+        train_spans = ((), tuple(TrainSpan(begin=begin, end=end, train=train) for begin, end, train in spans))
+        conversation = Conversation(messages=[user("a"), assistant(content)], train_spans=train_spans, **more)
+        (found,) = short(masks_made.masks(name, conversation))
+        return found.removeprefix("u:a.").removeprefix("a:")
+
+    assert spanned("1 2 3", (1, 3, False)) == "⟦1⟧ 2⟦ 3.⟧"
+    assert spanned("1 2 3", (1, 3, True)) == "1⟦ 2⟧ 3."
+    assert spanned("1 2 3", (3, 5, True)) == "1 2⟦ 3.⟧"
+    assert spanned("1 2 3", (3, 5, False)) == "⟦1 2⟧ 3."
+    assert spanned("1 2 3", (0, 1, True), (3, 5, False)) == "⟦1⟧ 2 3."
+    assert spanned("1 2 3", (1, 3, True), train=(None, True)) == "⟦1 2 3.⟧"
+    assert spanned("x x x", (2, 3, True)) == "x ⟦x⟧ x."
+    # The template trims: what the spans say is counted in the content as the record has it.
+    llama = spanned(" 😀1 2 3\n", (2, 4, True), name="llama3")
+    assert llama.endswith("😀⟦1 ⟧2 3<|eot_id|>")
+    shouted = BARE.replace("m.content", "m.content | upper")
+    conversation = Conversation(messages=[user("a"), assistant("b")], train_spans=((), _all("b")))
+    with pytest.raises(InputError, match=r"message 1 \(assistant\) has spans to train, and the template does not"):
+        masks_made.masks(shouted, conversation)
+
+
+def _all(content: str) -> tuple[TrainSpan, ...]:
+    return (TrainSpan(begin=0, end=len(content), train=True),)
+
+
+def test_reasoning() -> None:
+    messages = [user("a"), assistant("b", reasoning_content="hm </think> hm")]
+    thought = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    for name in ("qwen3", "qwen3-generation"):
+        assert masks_made.masks(name, messages) == [f"{thought}⟦<think>\nhm </think> hm\n</think>\n\nb<|im_end|>⟧\n"]
+        assert masks_made.masks(name, messages, reasoning="mask") == [
+            f"{thought}<think>\nhm </think> hm\n</think>\n\n⟦b<|im_end|>⟧\n"
+        ]
+        empty = [user("a"), assistant("b")]
+        assert masks_made.masks(name, empty) == [f"{thought}<think>\n\n</think>\n\n⟦b<|im_end|>⟧\n"]
+        assert masks_made.masks(name, empty, empty_reasoning="train") == [
+            f"{thought}⟦<think>\n\n</think>\n\nb<|im_end|>⟧\n"
+        ]
+        no_thinking = Conversation(messages=empty, template_kwargs={"enable_thinking": False})
+        assert masks_made.masks(name, no_thinking, empty_reasoning="train") == [
+            f"{thought}<think>\n\n</think>\n\n⟦b<|im_end|>⟧\n"
+        ]
+    inside = [user("a"), assistant("<think>hm</think>\nb")]
+    assert short(masks_made.masks(BARE, inside, reasoning="mask")) == ["u:a.a:<think>hm</think>⟦b.⟧"]
+    opened = BARE.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}").replace(
+        "{{ m.content }}", "{{ '<think>' if m.role == 'assistant' }}{{ m.content }}"
+    )
+    inside = [user("a"), assistant("hm</think>b")]
+    assert short(masks_made.masks(opened, inside, reasoning="mask")) == ["u:a.a:<think>hm</think>⟦b.⟧"]
+    (channels,) = masks_made.masks("gpt-oss", [user("a"), assistant("final", thinking="final")], reasoning="mask")
+    assert channels.endswith(
+        "<|channel|>analysis<|message|>final<|end|>⟦<|start|>assistant<|channel|>final<|message|>final<|return|>⟧"
+    )
+    batch = masks_made.masker("chatml").mask_batch([Conversation(messages=messages)])
+    assert batch.counts["unwritten_reasoning"] == 1
+
+
+def test_unstable_templates() -> None:
+    with pytest.raises(InputError, match=r"writes message 1 \(assistant\) otherwise when more messages follow.*split"):
+        masks_made.masks("qwen3", talks.THINKING)
+    with pytest.raises(DroppedError) as dropped:
+        masks_made.masks("qwen3", talks.THINKING, unstable="drop")
+    assert dropped.value.reason == "unstable_template"
+    last = masks_made.masks("qwen3", talks.THINKING, unstable="last_turn")
+    split = masks_made.masks("qwen3", talks.THINKING, unstable="split")
+    assert split[1:] == last
+    assert [text.count("⟦") for text in split] == [1, 1]
+    assert split[0].endswith("⟦<think>\nTwo and two.\n</think>\n\n4<|im_end|>⟧\n")
+    assert split[1].endswith("assistant\n⟦<think>\nI checked.\nTwice.\n</think>\n\nYes, 4.<|im_end|>⟧\n")
+    # Calls of tools after the last question keep their thoughts: those turns need no sample of their own.
+    steps = [
+        user("a"),
+        assistant("b", reasoning_content="1", tool_calls=[talks.call("now", {})]),
+        talks.result("noon"),
+        assistant("c", reasoning_content="2"),
+    ]
+    (whole,) = masks_made.masks("qwen3", steps)
+    assert whole.count("⟦<think>") == 2
+    trusted = masks_made.masks("qwen3-generation", talks.THINKING, generation_tags="trusted")
+    assert [text.count("⟦") for text in trusted] == [2]
+    counts = masks_made.masker("qwen3", unstable="split").mask_batch([Conversation(messages=talks.THINKING)] * 2).counts
+    assert counts["split_records"] == 2
+
+
+def test_a_turn_that_closes_otherwise_is_unstable() -> None:
+    """gpt-oss writes <|return|> at the very end, and <|end|> where more follows."""
+    with pytest.raises(InputError, match="otherwise when more messages follow"):
+        masks_made.masks("gpt-oss", talks.TWO)
+    assert len(masks_made.masks("gpt-oss", talks.TWO, end_of_turn="mask")) == 1
+    assert len(masks_made.masks("gpt-oss", talks.TWO, unstable="split")) == 2
+
+
+def test_prompts_that_are_no_beginnings() -> None:
+    text = BARE.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>{% endif %}")
+    messages = [user("a"), assistant("<b")]
+    with pytest.raises(InputError, match=r"generation prompt is not how it writes message 1.*on_prompt_mismatch"):
+        masks_made.masks(text, messages)
+    with pytest.raises(DroppedError) as dropped:
+        masks_made.masks(text, messages, on_prompt_mismatch="drop")
+    assert dropped.value.reason == "prompt_mismatch"
+    # The content begins as the prompt goes on, and is trained all the same.
+    assert short(masks_made.masks(text, messages, on_prompt_mismatch="allow")) == ["u:a.a:⟦<b.⟧"]
+
+
+def test_templates_without_a_generation_prompt() -> None:
+    text = BARE.split("{% if")[0]
+    assert short(masks_made.masks(text, MESSAGES)) == ["s:S.u:a.a:⟦b.⟧u:c.a:⟦d.⟧"]
+    first = [assistant("b"), user("a")]
+    assert short(masks_made.masks(BARE, first)) == ["a:⟦b.⟧u:a."]
+    (tools,) = masks_made.masks("mistral-v3", Conversation(messages=talks.CALLED[:4], tools=talks.TOOLS))
+    assert "[/INST]⟦[TOOL_CALLS] [" in tools
+    with pytest.raises(InputError, match="cannot be told from its header"):
+        masks_made.masks(text.replace("{{ m.content }}", ""), MESSAGES)
+
+
+def test_generation_blocks_are_cut_to_the_convention() -> None:
+    def tagged(block: str, **options: Any) -> list[str]:
+        text = (
+            "{% for m in messages %}{% if m.role == 'assistant' %}" + block + "{% else %}<|im_start|>user\n"
+            "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        )
+        return short(masks_made.masks(text, MESSAGES[1:], **options))
+
+    expected = ["u:a.a:⟦b.⟧u:c.a:⟦d.⟧"]
+    inside = "{% generation %}<|im_start|>assistant\n{{ m.content }}<|im_end|>\n{% endgeneration %}"
+    part = "<|im_start|>assistant{% generation %}{{ '\n' + m.content }}{% endgeneration %}<|im_end|>\n"
+    two = "{% generation %}<|im_start|>assistant\n{% endgeneration %}{% generation %}{{ m.content }}<|im_end|>"
+    for block in (inside, part, two + "{% endgeneration %}\n"):
+        for tags in ("checked", "trusted", "ignore"):
+            assert tagged(block, generation_tags=tags) == expected
+    assert tagged(inside, generation_tags="exact") == ["u:a.⟦a:b.⟧u:c.⟦a:d.⟧"]
+    assert tagged(part, generation_tags="exact", on_untrained_end="allow") == [
+        "u:a.<|im_start|>assistant⟦b⟧.u:c.<|im_start|>assistant⟦d⟧."
+    ]
+    with pytest.raises(InputError, match="ends without a special token"):
+        tagged(part, generation_tags="exact")
+    partly = "{% if m.content == 'b' %}{% generation %}b{% endgeneration %}{% else %}d{% endif %}<|im_end|>\n"
+    with pytest.raises(InputError, match=r"rendered none for message 3 \(assistant\)"):
+        tagged("<|im_start|>assistant\n" + partly.replace("b{% e", "b {% e"))
+
+
+def test_policies() -> None:
+    def found(text: str, messages: Any, policy: str, kind: str = "bytes") -> Any:
+        return masks_made.masks(text, messages, kind, **{policy: "allow"})
+
+    cases: list[tuple[str, Any, str, str, str]] = [
+        ("chatml", [user("a")], "on_no_supervised", "no_supervised", "none of its"),
+        ("falcon", talks.ONE, "on_untrained_end", "untrained_end", "ends without a special token"),
+        ("chatml", [user("a"), assistant("")], "on_empty_turn", "empty_turn", "says nothing: a model"),
+        ("llama3", talks.CALLED[:2], "on_empty_turn", "empty_turn", "calls of tools, which the template does not"),
+        ("llama2", [user("<s>a"), assistant("b")], "on_doubled_bos", "doubled_bos", "begins with two BOS"),
+    ]
+    bos = "{{ bos_token }}<s>" + BARE
+    for text, messages, policy, reason, message in cases:
+        text = text.replace("llama2", bos)
+        made = masks_made.ChatTemplate.from_text(text, special_tokens={"bos_token": "<s>"}) if "{" in text else None
+        conversation = Conversation(messages=messages)
+
+        def batch(
+            choice: str, made: Any = made, text: str = text, policy: str = policy, one: Any = conversation
+        ) -> Any:
+            template = made or masks_made.template(text)
+            options = MaskOptions(**{policy: choice})
+            return masks_made.Masker(template, masks_made.tokenizer_json(), options=options).mask_batch([one])
+
+        assert message in batch("error").refused[0].message
+        assert batch("drop").dropped[0].reason == reason
+        assert batch("drop").counts[reason] == 0
+        assert batch("allow").counts[reason] == 1
+        assert len(batch("allow")) == 1
+
+
+def test_all_ones_are_refused() -> None:
+    text = "{% generation %}{% for m in messages %}{{ m.content }}</s>{% endfor %}{% endgeneration %}"
+    with pytest.raises(InputError, match=r"all of its .* tokens are trained, though"):
+        masks_made.masks(text, talks.ONE, generation_tags="exact")
+
+
+def test_a_tokeniser_of_another_template() -> None:
+    """What ends the turn is text there, and one token with what follows."""
+    block = "{% generation %}{{ m.content }} {% endgeneration %}system\n"
+    text = BARE.replace(
+        "{{ m.content }}<|im_end|>\n", "{% if m.role == 'user' %}{{ m.content }}{% else %}" + block + "{% endif %}"
+    )
+    template = masks_made.ChatTemplate(masks_made.TemplateSetup(text=text, end_of_turn="sys"))
+
+    def batch(policy: str) -> Any:
+        options = MaskOptions(on_untrained_end=policy)  # type: ignore[arg-type]
+        masker = masks_made.Masker(template, masks_made.tokenizer_json(), options=options)
+        return masker.mask_batch([Conversation(messages=talks.ONE)])
+
+    assert "the tokeniser joins it with text that is not trained" in batch("error").refused[0].message
+    assert batch("drop").dropped[0].reason == "untrained_end"
+    assert batch("allow").counts == {"untrained_end": 1, "straddling_tokens": 1}
+
+
+def test_unknown_values_are_refused() -> None:
+    for name in ("turns", "end_of_turn", "reasoning", "empty_reasoning", "straddle", "generation_tags", "unstable"):
+        with pytest.raises(ConfigError, match=f"{name} is 'maybe'; allowed are '"):
+            MaskOptions(**{name: "maybe"})  # type: ignore[arg-type]
+    for name in MaskOptions.__struct_fields__:
+        if name.startswith("on_"):
+            with pytest.raises(ConfigError, match="allowed are 'error', 'drop', 'allow'"):
+                MaskOptions(**{name: "maybe"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="roles is empty"):
+        MaskOptions(roles=())
+    with pytest.raises(ConfigError, match="expected names such as"):
+        MaskOptions(roles=["assistant"])  # type: ignore[arg-type]
