@@ -33,6 +33,7 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; tables here, JSON in bench
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/packing.py
 	$(BIN)/python benchmarks/megatron.py
+	$(BIN)/python benchmarks/sft.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

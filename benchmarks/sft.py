@@ -1,6 +1,6 @@
 """Conversations in JSONL to a store of ids and loss masks: Headrace beside TRL and `datasets`, in CPU seconds.
 
-    python benchmarks/sft.py [--conversations 20000] [--slow-conversations 600] [--rounds 3] [--models "a;b"]
+    python benchmarks/sft.py [--conversations 60000] [--slow-conversations 600] [--rounds 3] [--models "a;b"]
                              [--folder FOLDER]...
 
 Conversations are shaped on the spot out of real text (`sft_chats.py`): long ones of one to five exchanges, and short
@@ -9,8 +9,9 @@ which Hugging Face's mask needs. Before anything is timed, ids and masks of all 
 conversation. The recipe says ``straddle: train``, which is what Hugging Face does.
 
 Everything runs in one process. Start-up is not counted: of the peers because time is taken within, of Headrace by
-taking off what a run over a few conversations takes. What Headrace proves of the data counts as work. Every run is a
-fresh process; the engines take turns. The slow ones get the first part of the same conversations.
+taking off what a run over a few conversations takes. What Headrace proves of the data counts as work; most of that are
+the first 1,000 conversations, whatever follows. Every run is a fresh process; the engines take turns. The slow ones get
+the first part of the same conversations.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def claims(rows: list[dict[str, Any]], num_different: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--conversations", type=int, default=20_000)
+    parser.add_argument("--conversations", type=int, default=60_000)
     parser.add_argument("--slow-conversations", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--models", default=";".join(model.name for model in MODELS), help="separated by ;")
@@ -174,7 +175,9 @@ def main() -> None:
 def _parts(root: Path, documents: list[str], shape: str, options: argparse.Namespace) -> tuple[Part, Part, Part]:
     """All conversations; the first ones for the slow; a few to start with."""
     found = []
-    for count in (options.conversations, options.slow_conversations, NUM_FEW):
+    # Of the short ones the slow engines get more, or there would be little to measure.
+    slow = options.slow_conversations * (1 if shape == "chat" else 5)
+    for count in (options.conversations, slow, NUM_FEW):
         file = root / f"{shape}-{count}.jsonl"
         talks = sft_chats.conversations(documents, SHAPES[shape], count)
         _, size = sft_chats.write_jsonl(file, talks)

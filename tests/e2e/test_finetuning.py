@@ -143,6 +143,11 @@ def said(ids: list[int]) -> str:
     return TOKENIZER.decode([token for token in ids if token != -100], skip_special_tokens=False)  # type: ignore[no-any-return]
 
 
+def check_shift(ids: list[int], labels: list[int]) -> None:
+    """A label stands beside the token before it."""
+    assert all(label in (-100, after) for label, after in zip(labels, [*ids[1:], -100], strict=True))
+
+
 def check_words(kind: str, row: Row, words: dict[str, Any], *, first_is_label: bool) -> None:
     """One sample says what its record should have become."""
     if kind == "sft":
@@ -150,9 +155,11 @@ def check_words(kind: str, row: Row, words: dict[str, Any], *, first_is_label: b
         assert said(row["input_ids"]) == whole
         assert said(row["labels"]) == (said(row["input_ids"][1:]) if first_is_label else trained)
         assert row["position_ids"] == list(range(len(row["input_ids"])))
+        check_shift(row["input_ids"], row["labels"])
     elif kind == "dpo":
         for side, (whole, trained) in words.items():
             assert (said(row[f"{side}_input_ids"]), said(row[f"{side}_labels"])) == (whole, trained)
+            check_shift(row[f"{side}_input_ids"], row[f"{side}_labels"])
     elif kind == "prompt":
         assert (said(row["input_ids"]), row["columns"]) == (words["prompts"], words["columns"])
     else:
@@ -262,14 +269,13 @@ def test_the_same_conversations_packed() -> None:
 
     whole = packs([(1, 1, 99)])
     assert packs([(2, 1, 1), (1, 2, 99)]) == whole
-    found = sorted(
-        (said(np.array(ids)[np.array(documents) == document].tolist()), said(labels_of))
-        for ids, labels, documents in whole.values()
-        for document in set(documents) - {-1}
-        for labels_of in [np.array(labels)[np.array(documents) == document].tolist()]
-    )
+    found = []
+    for row in whole.values():
+        ids, labels, documents = map(np.array, row)
+        for document in set(documents.tolist()) - {-1}:
+            found.append((said(ids[documents == document].tolist()), said(labels[documents == document].tolist())))
     wanted = sorted(layouts_made.messages(number).becomes["sft"]["tokens"] for number in range(COUNT))
-    assert found == wanted
+    assert sorted(found) == wanted
 
 
 PROGRAM = (

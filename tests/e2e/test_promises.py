@@ -106,6 +106,30 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, headrace.Store
     return found
 
 
+@pytest.mark.parametrize("store_format", ["indexed", "keyed", "hdf5"])
+@pytest.mark.usefixtures("folder")
+def test_any_flipped_bit_is_found_and_its_file_named(store_format: str) -> None:
+    if store_format == "hdf5":
+        pytest.importorskip("h5py")
+    records = [layouts_made.group(number).record for number in range(5)]
+    assert prepare(f"type: grpo\noutput: {{format: {store_format}}}\n", records).exit_code == 0
+    names = [
+        (Path("out", shard.prefix) if store_format == "keyed" else Path("out", shard.prefix).parent) / file.name
+        for shard in load_manifest("out").outputs
+        for file in shard.files
+    ]
+    assert len(names) == {"indexed": 10, "keyed": 6, "hdf5": 1}[store_format]
+    for number, path in enumerate(names):
+        whole = path.read_bytes()
+        place = number * 37 % len(whole)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        result = CliRunner().invoke(main, ["check", "out"])
+        assert result.exit_code != 0
+        assert path.name in result.output
+        path.write_bytes(whole)
+    assert CliRunner().invoke(main, ["check", "out"]).exit_code == 0
+
+
 def datasets(stores: dict[str, headrace.Store]) -> dict[str, Any]:
     packing = headrace.Packing(max_seq_len=180)
     return {

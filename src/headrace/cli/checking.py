@@ -66,14 +66,15 @@ def check_store(
     with contextlib.ExitStack() as stack:
         for store in stores.values():
             stack.enter_context(store)
-        # A shard of the keyed format checks all its keys, one of the indexed format has one.
-        shards = {shard.path: shard for store in stores.values() for shard in shards_of(store)}
+        # A shard of the keyed format checks all its keys, one of the indexed format has one. They are told apart by
+        # their files: indexed keys of one shard each all have the folder for their path.
+        shards = {frozenset(shard.files): shard for store in stores.values() for shard in shards_of(store)}
         problems: list[Problem] = []
         num_bytes = 0
-        for number, (name, shard) in enumerate(shards.items()):
+        for number, shard in enumerate(shards.values()):
             shard_bytes = sum(file.stat().st_size for file in shard.files)
             num_bytes += shard_bytes
-            on_shard(number, len(shards), name, shard_bytes)
+            on_shard(number, len(shards), shard.path, shard_bytes)
             problems.extend(_check_shard(shard, vocab_size))
         beside = manifest.provenance if manifest is not None and (Path(path) / MANIFEST_NAME).exists() else ()
         for file in beside:

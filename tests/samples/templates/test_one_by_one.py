@@ -46,6 +46,7 @@ HIDDEN = [
     "{% set ns = namespace() %}{% set ns.all = messages %}{% for m in messages %}{{ ns.all }}{% endfor %}" + PROMPT,
     "{% set all = messages %}{% set all = messages | reverse | list %}{% for m in all %}{{ m }}{% endfor %}" + PROMPT,
     "{% set all = messages %}{% set all = [] %}{% for m in all %}{{ m }}{% endfor %}" + PROMPT,
+    "{% set all = messages %}{% set all = 'abcdefg' | list %}{% for m in all %}{{ m }}{% endfor %}" + PROMPT,
     "{% for message in messages if message.role != 'system' %}" + BODY + "{% endfor %}" + PROMPT,
     "{% for message in messages recursive %}" + BODY + "{% endfor %}" + PROMPT,
     "{% for message in messages | reverse %}" + BODY + "{% endfor %}" + PROMPT,

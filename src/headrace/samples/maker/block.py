@@ -44,18 +44,19 @@ class Block:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         """What has become of the record; an error of it ends here."""
-        if isinstance(error, DroppedError):
-            self._dropped.append(Dropped(self._record, error.reason, str(error), sum(self._made.values())))
-        elif isinstance(error, InputError):
+        if isinstance(error, InputError):
             self._bad.append(Refused(self._record, str(error)))
             return True
-        elif error is not None:
-            return False
+        reason = error.reason if isinstance(error, DroppedError) else None
+        if error is not None:
+            if reason is None:
+                return False
+            self._dropped.append(Dropped(self._record, reason, str(error), sum(self._made.values())))
         for key, number in self._made.items():
             sums = self._sums[key]
             sums.made += number
-            if isinstance(error, DroppedError):
-                sums.dropped[error.reason] = sums.dropped.get(error.reason, 0) + number
+            if reason is not None:
+                sums.dropped[reason] = sums.dropped.get(reason, 0) + number
         return error is not None
 
     def made(self, sequences: Sequence[Found]) -> None:

@@ -151,6 +151,8 @@ class Sequencer:
             InputError: it is longer, and must not be.
             DroppedError: it is longer, and is dropped for it; or no trained token is left.
         """
+        if self._truncation is None and self._length.first_tokens is None:
+            return found
         ids, mask = found.ids, found.mask
         if self._length.first_tokens is not None and len(ids) > self._length.first_tokens:
             first = Truncation(

@@ -2,7 +2,7 @@
 
 Conversation
   -> renders       the whole text, once; its beginnings; with a stand-in for a content
-  -> turns         where each turn is: generation tags, or prefixes that are compared with the whole
+  -> turns         where each turn is: the template's own order, generation tags, or prefixes compared with the whole
   -> pieces        header, reasoning, content, end of turn, after: trained or not, and why
   -> marking       policies: unstable templates, missing ends                       -> texts with trained characters
   -> token_spans   text -> ids, whole, and the bytes of each token

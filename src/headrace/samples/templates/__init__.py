@@ -2,7 +2,8 @@
 
     folder, file, suite -- load --> TemplateSetup (text, special tokens, time: all that decides, for another process)
                                       -> ChatTemplate, compiled once
-    Conversation -- plain --> dicts -- sandbox --> Rendered (text, generation spans)
+                                         sandbox -- one_by_one: does it write one message after another?
+    Conversation -- plain --> dicts -- compiled --> Rendered (text, generation spans, where messages begin)
 
     template = ChatTemplate.load("path/of/a/tokeniser")       # or "chat_template.jinja", or "qwen3-generation"
     template.render(messages, tools=tools).text
