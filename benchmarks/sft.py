@@ -192,7 +192,8 @@ def _measured(
     found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in ENGINES}
     for _ in range(rounds):
         for engine in ENGINES:
-            part = slow if engine.is_slow else whole
+            # For Unigram there is no library but `tokenizers`.
+            part = slow if engine.is_slow or model.kind == "unigram" else whole
             cpu_s = bench.cpu_s(engine, part, few)
             found[engine.name].append(
                 {

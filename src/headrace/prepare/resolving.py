@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError
-from headrace.prepare.backends import TRUTH, Backend, Choice, choose_backend, load_backend
+from headrace.errors import ConfigError, InputError
+from headrace.prepare.backends import TRUTH, Backend, Choice, RefusedTextError, choose_backend, load_backend
+from headrace.prepare.backends.comparison import BackendFailedError, encode_safely
 from headrace.prepare.columns import DOMAIN, Column, Kind
 from headrace.prepare.first_documents import MAX_TEXT_BYTES, NUM_DOCUMENTS, prove_texts
 from headrace.prepare.messages import Making
@@ -32,7 +33,9 @@ from headrace.stores.hdf5_layout import load_h5py
 from headrace.stores.indexed_layout import dtype_code
 from headrace.stores.keyed_layout import check_key, key_dtype
 
-_OFFSETS = "the spans of tokens are the offsets of tokenizers: this is no byte-level BPE without a normaliser"
+_OFFSETS = (
+    "the spans of tokens are the offsets of tokenizers: which bytes of a text a token is cannot be told by its id"
+)
 
 
 def resolve(
@@ -162,7 +165,7 @@ def _tried(
     making: Making, inputs: RecipeInputs, loaded: TextTokenizer, choice: Choice
 ) -> tuple[Choice, int, tuple[StoreKey, ...], Mapping[str, np.dtype[Any]]]:
     """Make the first records of each input, so that what cannot be shows now, and prove the library on their texts."""
-    recorder = None if choice.name == TRUTH else _Recorder(load_backend(TRUTH, loaded.json, "encode"))
+    recorder = None if choice.name == TRUTH else _Recorder(load_backend(choice.name, loaded.json, "encode"))
     maker: SampleMaker | None = None
     for number, records in enumerate(inputs.first_records):
         maker = make_maker(making, loaded.json, source=number, encoder=recorder)
@@ -176,20 +179,27 @@ def _tried(
 
 
 class _Recorder:
-    """Encodes by the truth, and keeps the texts."""
+    """Encodes by a library that is not proved yet, and keeps the texts that it is to be proved on."""
 
-    def __init__(self, truth: Backend) -> None:
+    def __init__(self, backend: Backend) -> None:
         self.texts: list[str] = []
-        self._truth = truth
+        self._backend = backend
         self._room = MAX_TEXT_BYTES
 
     def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """As `Backend.encode`."""
+        """As `Backend.encode`.
+
+        Raises:
+            InputError: the library fails, or refuses a text; the proof will say which.
+        """
         for text in texts:
             self._room -= len(text)
             if self._room > 0:
                 self.texts.append(text)
-        encoded = self._truth.encode(texts)
+        try:
+            encoded = encode_safely(self._backend, texts)
+        except (RefusedTextError, BackendFailedError) as error:
+            raise InputError(f"{self._backend.name} refuses a text: {error}") from error
         return encoded.ids, encoded.lengths
 
 

@@ -6,6 +6,7 @@ the caller's ``__main__`` again in every worker.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import traceback
@@ -74,6 +75,9 @@ class Worker:
         content = Path(self._setup.encoding.tokenizer).read_bytes()
         proved = ProvedEncoder(self._setup.encoding.backend, content, self._setup.encoding.special)
         encoder = load_encoder(self._setup, content, proved)
+        # Vocabulary and libraries stay: the collector need not walk them again with every block of records.
+        gc.collect()
+        gc.freeze()
         return TextWork(self._setup, encoder, report=self._report, deliver=self._deliver)
 
     def _hash(self, file: SourceFile) -> str:

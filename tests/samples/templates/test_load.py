@@ -148,3 +148,12 @@ def test_a_folder_of_the_name_of_one_of_ours_is_the_folder(tmp_path: Path, monke
     write(tmp_path / "chatml", jinja="mine")
     monkeypatch.chdir(tmp_path)
     assert ChatTemplate.load("chatml").render(HI).text == "mine"
+
+
+def test_a_folder_without_special_tokens_leaves_a_family_its_own(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    alone = ChatTemplate.load("mistral-v7").render(HI).text
+    assert alone.startswith("<s>")
+    assert ChatTemplate.load("mistral-v7", tokenizer=tmp_path).render(HI).text == alone
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "[B]", "eos_token": "[E]"}')
+    assert ChatTemplate.load("mistral-v7", tokenizer=tmp_path).render(HI).text.startswith("[B]")

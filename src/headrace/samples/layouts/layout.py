@@ -17,6 +17,10 @@ Sample = Conversation | Completion | Preference | Prompt | Group | Text
 """What a record may become."""
 
 
+_BESIDE = ("system", "tools", "chat_template_kwargs")
+"""Fields of a record that stand beside its conversation."""
+
+
 class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the caller says about the fields of the records, whatever their layout."""
 
@@ -52,6 +56,9 @@ class Layout(ABC):
     def __init__(self, options: LayoutOptions | None = None) -> None:
         options = options or LayoutOptions()
         self.fields = Fields(self.name, options.fields)
+        beside = [self.fields.name(field) for field in _BESIDE]
+        # A path into objects is looked for where it leads.
+        self._beside = None if any("." in name for name in beside) else frozenset(beside)
         self.reader = MessageReader(options.fields, options.roles, options.parts)
 
     def fits(self, record: Mapping[str, Any]) -> bool:
@@ -106,6 +113,8 @@ class Layout(ABC):
         Raises:
             InputError: one of them is not what it should be, or the messages begin with another system message.
         """
+        if self._beside is not None and self._beside.isdisjoint(record):
+            return conversation
         system = self.fields.optional_text(record, "system")
         if system:
             conversation = self._with_system(conversation, system)
@@ -126,7 +135,7 @@ class Layout(ABC):
         Raises:
             InputError: the record has ``system``, ``tools`` or ``chat_template_kwargs``.
         """
-        for extra in ("system", "tools", "chat_template_kwargs"):
+        for extra in _BESIDE:
             if self.fields.get(record, extra):
                 raise InputError(
                     f"field {self.fields.name(extra)!r} is for conversations, and {self.fields.name(field)!r} is a "

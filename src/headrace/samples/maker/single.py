@@ -30,9 +30,10 @@ class SingleShape(Shape[Single]):
         if not is_checked:  # nobody asks for a mask, so none has to be proved
             text = self.tools.whole_text(conversation)
             return [Asked("tokens", plain((text, True)), self.tools.chat_ends())]
+        roles = roles_of(conversation) if tally.with_all else ()
+        ends = self.tools.chat_ends()
         return [
-            Asked("tokens", marked, self.tools.chat_ends(), is_checked, roles=roles_of(conversation))
-            for marked in self.tools.mark(conversation, tally)
+            Asked("tokens", marked, ends, is_checked, roles=roles) for marked in self.tools.mark(conversation, tally)
         ]
 
     def documents(self, sample: Single, found: Sequence[Found]) -> list[Document]:

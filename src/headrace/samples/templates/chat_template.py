@@ -130,13 +130,14 @@ class ChatTemplate:
         Raises :class:`InputError` where the template refuses the conversation or fails on it; the message names the
         template, the line and the reason.
         """
-        _check_names(template_kwargs)
+        if template_kwargs:
+            _check_names(template_kwargs)
         if add_generation_prompt and continue_final_message:
             raise ConfigError(
                 "add_generation_prompt begins a new message, continue_final_message goes on with the last: choose one"
             )
         template = self._default if tools is None or self._tool_use is None else self._tool_use
-        variables = self.setup.special_tokens | plain(template_kwargs)
+        variables = self.setup.special_tokens | (plain(template_kwargs) if template_kwargs else {})
         variables["messages"] = chat = plain_messages(messages)
         variables["tools"] = plain_dicts(tools, "tools")
         variables["documents"] = plain_dicts(documents, "documents")

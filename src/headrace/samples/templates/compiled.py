@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 import jinja2
+from jinja2.runtime import Context
 
 from headrace.errors import ConfigError, HeadraceError, InputError
 from headrace.samples.templates.rendered import Rendered
@@ -44,14 +45,15 @@ class CompiledTemplate:
         self.has_generation = environment.has_generation
         self._one_by_one = environment.one_by_one
         self._globals = dict(self._template.globals)
+        self._context: Context | None = None
 
     def render(self, variables: dict[str, Any]) -> Rendered:
         """The text for these variables. Raises :class:`InputError`, with the line, where the template fails on them."""
         budget = self._budget
-        context = self._template.new_context(self._globals | variables, shared=True)
         pieces: list[str] = []
         with self._lock:
             budget.start()
+            context = self._fresh_context(self._globals | variables)
             try:
                 for piece in self._template.root_render_func(context):
                     pieces.append(piece)
@@ -65,12 +67,26 @@ class CompiledTemplate:
             except Exception as error:
                 raise InputError(self._explained(error)) from error
             edges, begins = budget.edges, budget.begins
+            self._context = context
         return Rendered(
             text="".join(pieces),
             generation_spans=tuple(zip(edges[::2], edges[1::2], strict=True)),
             has_generation=self.has_generation,
             message_begins=self._begins(begins, variables["messages"]),
         )
+
+    def _fresh_context(self, variables: dict[str, Any]) -> Context:
+        """A context that nothing was set in: the last one, emptied, since making one costs as much as a message.
+
+        One in which a rendering failed is not used again.
+        """
+        context, self._context = self._context, None
+        if context is None:
+            return self._template.new_context(variables, shared=True)
+        context.parent = variables
+        context.vars = {}
+        context.exported_vars = set()
+        return context
 
     def _begins(self, begins: list[int], messages: list[dict[str, Any]]) -> tuple[int, ...]:
         known = self._one_by_one

@@ -36,12 +36,14 @@ def load_setup(path: str | PathLike[str], *, name: str | None, tokenizer: str | 
         )
     if name is not None:
         raise ConfigError(f"{str(path)!r} is one template and has no {name!r}: leave the name out")
+    # A folder that names none would leave out the BOS that the family writes, without a word.
+    tokens = tokens or ours.special_tokens
     return TemplateSetup(
         text=ours.text,
-        special_tokens=ours.special_tokens if tokens is None else tokens,
+        special_tokens=tokens,
         name=ours.name,
         source=f"suite:{ours.name}",
-        end_of_turn=ours.ends_turn(ours.special_tokens if tokens is None else tokens),
+        end_of_turn=ours.ends_turn(tokens),
     )
 
 
