@@ -6,9 +6,6 @@ from functools import cached_property
 from operator import index
 from typing import Any
 
-import msgspec
-import xxhash
-
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.megatron import CyclicOrder
@@ -97,11 +94,6 @@ class CyclicDataset(Dataset):
             "data_parallel_size": self.order.data_parallel_size,
             "data_sharding": self.order.data_sharding,
         }
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: addresses in the dataset; the order knows no keys."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
@@ -111,10 +114,10 @@ class Dataset(ABC):
     def recipe(self) -> dict[str, Any]:
         """JSON-safe: all that decides the bytes of the samples, the fingerprint of the store among it."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def fingerprint(self) -> str:
         """128 bits in hex over ``recipe``."""
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     @abstractmethod
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:

@@ -6,9 +6,7 @@ from functools import cached_property
 from operator import index
 from typing import Any
 
-import msgspec
 import numpy as np
-import xxhash
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.errors import ConfigError
@@ -61,11 +59,6 @@ class FilledDataset(Dataset):
     def recipe(self) -> dict[str, Any]:
         """What decides the bytes of the samples."""
         return {"kind": "filled", "dataset": self.dataset.recipe, "num_samples": len(self)}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: those of the dataset, and for samples that do not count -1 minus that of sample 0."""

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
@@ -184,11 +183,6 @@ class GPTDataset(Dataset):
             "sampling": sampling,
             "masks": msgspec.to_builtins(self.masks),
         }
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: the numbers of the samples themselves; Megatron's order knows no keys."""

@@ -7,9 +7,7 @@ from functools import cached_property
 from operator import index
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
-import xxhash
 
 from headrace.datasets.dataset import Dataset, Fields, Sample, shown_fields
 from headrace.datasets.gpt import GPTDataset
@@ -131,11 +129,6 @@ class GPTBlend(Dataset):
             "weights": self.weights,
             "num_samples": len(self),
         }
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: the numbers of the samples themselves."""

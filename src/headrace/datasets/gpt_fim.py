@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import msgspec
 import numpy as np
-import xxhash
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.datasets.gpt import GPTDataset
@@ -68,11 +66,6 @@ class GPTFIMDataset(Dataset):
     def recipe(self) -> dict[str, Any]:
         """What decides the bytes of the samples."""
         return {"kind": "gpt_fim", "dataset": self.dataset.recipe, "fim": self.fim.recipe}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: as of the dataset."""

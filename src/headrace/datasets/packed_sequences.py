@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from headrace.datasets.assembly import Ranges, Rows
@@ -151,11 +150,6 @@ class PackedSequenceDataset(Dataset):
             "loss_mask_key": self.loss_mask_key,
             "border_labels": "keep" if self._keep_borders else "mask",
         }
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: the pack, and with ``repack`` 30 bits of the epoch's key above it."""

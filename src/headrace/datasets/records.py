@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import xxhash
 
 from headrace.datasets.collation import Collation, Grid, Side
 from headrace.datasets.dataset import Dataset, Sample
@@ -124,11 +123,6 @@ class RecordDataset(Dataset):
     def _options(self) -> dict[str, Any]:
         """What else of this kind decides them."""
         return {}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: numbers of records."""

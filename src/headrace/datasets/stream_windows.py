@@ -7,9 +7,7 @@ from functools import cached_property
 from operator import index
 from typing import Any, Final, Literal, NamedTuple
 
-import msgspec
 import numpy as np
-import xxhash
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.errors import ConfigError
@@ -150,11 +148,6 @@ class StreamWindows(Dataset):
             "window_size": self.window_size,
             "stride": self.stride,
         }
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: where each window begins; the last ones are moved back so that a target follows every token."""

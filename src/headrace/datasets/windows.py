@@ -6,9 +6,7 @@ from functools import cached_property
 from operator import index
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
-import xxhash
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.errors import ConfigError
@@ -107,11 +105,6 @@ class WindowDataset(Dataset):
             "document_ids": self._document_ids,
             "position_ids": "restart" if self._restart else "continue",
         }
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: where each window begins in the token stream."""
