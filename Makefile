@@ -32,8 +32,9 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; tables here, JSON in bench
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/packing.py
-	$(BIN)/python benchmarks/megatron.py
+	$(BIN)/python benchmarks/megatron_gpt.py
 	$(BIN)/python benchmarks/sft.py
+	$(BIN)/python benchmarks/tar.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -192,8 +192,7 @@ def _measured(
     found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in ENGINES}
     for _ in range(rounds):
         for engine in ENGINES:
-            # For Unigram there is no library but `tokenizers`.
-            part = slow if engine.is_slow or model.kind == "unigram" else whole
+            part = slow if engine.is_slow else whole
             cpu_s = bench.cpu_s(engine, part, few)
             found[engine.name].append(
                 {

@@ -179,15 +179,15 @@ def test_standard_input(tokenizer: Path, tmp_path: Path) -> None:
     assert "standard input is empty" in json.loads(empty.stdout)["error"]["message"]
 
 
-def test_the_three_forms(run: Any, corpus: Path, tmp_path: Path) -> None:
+def test_the_forms(run: Any, corpus: Path, tmp_path: Path) -> None:
     result = run("prepare", corpus, "-o", tmp_path / "out")
     assert result.exit_code == 2
-    for form in ("--tokenizer is missing", "text (files, ", "--recipe FILE", "folder of .tar", "takes the first two"):
+    for form in ("--tokenizer is missing", "text (files, ", "--recipe FILE", "folder of .tar", "--format tar"):
         assert form in result.stderr
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards/000.tar").touch()
     assert (
-        "holds .tar shards. prepare has three forms" in run("prepare", tmp_path / "shards", "-o", tmp_path / "o").stderr
+        "holds .tar shards. prepare has four forms" in run("prepare", tmp_path / "shards", "-o", tmp_path / "o").stderr
     )
     assert not (tmp_path / "out").exists()
 
@@ -212,7 +212,7 @@ def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) ->
     [
         ("-o out --tokenizer t", "no INPUT: name at least one file, folder or glob"),
         ("in.jsonl --tokenizer t", "--output DIR is missing: the folder for the result"),
-        ("in.jsonl -o out", "--tokenizer is missing. prepare has three forms"),
+        ("in.jsonl -o out", "--tokenizer is missing. prepare has four forms"),
         ("in.jsonl -o out --workers many", "Invalid value for '--workers'"),
         ("in.jsonl -o out --shufle 3", "No such option '--shufle'"),
         ("in.jsonl -o out --format zip", "Invalid value for '--format'"),

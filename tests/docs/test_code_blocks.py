@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.prepare import TextOptions, TokenOptions, prepare_text
@@ -85,6 +86,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for suffix in (".bin", ".idx"):
         shutil.copy(folder / "stores" / "web" / f"text_document{suffix}", folder / "data" / f"web{suffix}")
     shutil.rmtree(folder / "more")
+    (folder / "images").mkdir()
+    for number in range(20):
+        pixels = draw.integers(0, 256, (24 + number, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{number:03}.jpg")
+        (folder / "images" / f"{number:03}.txt").write_text(f"a picture of {WORDS[number + 2]}")
     return folder
 
 

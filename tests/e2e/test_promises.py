@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ import recipes_made
 from counts import cases
 from headrace.cli import main
 from headrace.errors import InputError
-from headrace.stores import load_manifest
+from headrace.stores import load_manifest, save_manifest
 
 USER, YES = recipes_made.USER, recipes_made.YES
 THOUGHTS = [USER, YES | {"reasoning_content": "hm"}, USER, YES | {"reasoning_content": "ha"}]
@@ -106,7 +108,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, headrace.Store
     return found
 
 
-@pytest.mark.parametrize("store_format", ["indexed", "keyed", "hdf5"])
+@pytest.mark.parametrize("store_format", ["indexed", "keyed", "hdf5", "jsonl"])
 @pytest.mark.usefixtures("folder")
 def test_any_flipped_bit_is_found_and_its_file_named(store_format: str) -> None:
     if store_format == "hdf5":
@@ -118,7 +120,7 @@ def test_any_flipped_bit_is_found_and_its_file_named(store_format: str) -> None:
         for shard in load_manifest("out").outputs
         for file in shard.files
     ]
-    assert len(names) == {"indexed": 10, "keyed": 6, "hdf5": 1}[store_format]
+    assert len(names) == {"indexed": 10, "keyed": 6, "hdf5": 1, "jsonl": 1}[store_format]
     for number, path in enumerate(names):
         whole = path.read_bytes()
         place = number * 37 % len(whole)
@@ -128,6 +130,26 @@ def test_any_flipped_bit_is_found_and_its_file_named(store_format: str) -> None:
         assert path.name in result.output
         path.write_bytes(whole)
     assert CliRunner().invoke(main, ["check", "out"]).exit_code == 0
+
+
+@pytest.mark.parametrize("store_format", ["indexed", "keyed", "hdf5", "jsonl"])
+@pytest.mark.usefixtures("folder")
+def test_ids_beyond_the_vocabulary_are_found_in_every_key_of_ids(store_format: str) -> None:
+    if store_format == "hdf5":
+        pytest.importorskip("h5py")
+    records = [layouts_made.group(number).record for number in range(3)]
+    assert prepare(f"type: grpo\noutput: {{format: {store_format}}}\n", records).exit_code == 0
+    assert CliRunner().invoke(main, ["check", "out"]).exit_code == 0
+    manifest = load_manifest("out")
+    assert manifest.tokenizer is not None
+    # As if another tokeniser had made the ids: its largest is below these.
+    smaller = msgspec.structs.replace(manifest.tokenizer, vocab_size=100)
+    save_manifest("out", msgspec.structs.replace(manifest, tokenizer=smaller))
+    result = CliRunner().invoke(main, ["check", "out", "--json"])
+    problems = json.loads(result.stdout)["problems"]
+    assert result.exit_code == 1
+    assert len(problems) == 2 * len(records)  # prompts and responses, and neither masks, lengths nor rewards
+    assert all("is outside of the vocabulary, 0 to 99" in problem["message"] for problem in problems)
 
 
 def datasets(stores: dict[str, headrace.Store]) -> dict[str, Any]:

@@ -15,6 +15,11 @@ SAYS = {
     "megatron_provider.py": ["train 400 samples, the first is [", "valid 40 samples", "test None"],
     "pack.py": ["packs of 256 tokens (best_fit)", "loss at first"],
     "blend.py": ["90.000 % code: blend, endless", "code/small: 360 of the first 1,600", "counts over the whole run: ["],
+    "caption_pretraining.py": [
+        "loss after 320 samples 0.",
+        "rank 1 of 2 goes on with the samples [328, 329",
+    ],
+    "caption_tars.py": ["0000, (3, 24, 32), a red picture", "40 samples were seen, 40 different ones"],
     "chats.py": ["headrace-example-"],
     "corpus.py": ["headrace-example-"],
     "dpo.py": ["of the layout preference", "loss at first 0.693", "margin of the chosen answer at first 0.0"],

@@ -429,7 +429,7 @@ def test_a_bad_record_stops_the_run_or_is_listed(folder: Path) -> None:
         (runs.SFT, ["--min-tokens", "3"], "`filters: {min_tokens: N}`"),
         (runs.SFT, ["--tokenizer", "other"], "r.yaml says tokenizer: model, --tokenizer says other: say one of them"),
         (runs.SFT + "output: {format: hdf5}\n", ["--format", "keyed"], "r.yaml says output.format: hdf5, the command"),
-        (runs.SFT + "output: {format: jsonl}\n", [], "output.format is jsonl, which is read and not written"),
+        (runs.SFT + "output: {format: jsonl, dtypes: {tokens: uint64}}\n", [], "jsonl: uint64 cannot be JSON"),
         (runs.SFT + "output: {dtypes: {loss_mask: bool}}\n", [], "key 'loss_mask' cannot be stored as indexed"),
         (runs.SFT + "template: nowhere\n", [], "'nowhere' is no folder, no file and no template of ours"),
         (runs.SFT + "lenght: 3\n", [], "lenght is unknown; did you mean 'length'"),
@@ -512,7 +512,7 @@ def test_standard_input(folder: Path) -> None:
     assert "cannot be sampled" in invoke("--recipe", "r.yaml", "--dry-run").stderr
 
 
-@pytest.mark.parametrize("layout", ["indexed", "keyed", "hdf5"])
+@pytest.mark.parametrize("layout", ["indexed", "keyed", "hdf5", "jsonl"])
 def test_an_estimate_of_all_is_exact(folder: Path, layout: str) -> None:
     runs.write_lines(folder / "data" / "a.jsonl", runs.conversations(60))
     recipe = runs.SFT + f"mask: {{unstable: last_turn}}\noutput: {{format: {layout}, domain_key: source}}\n"

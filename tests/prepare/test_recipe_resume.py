@@ -40,6 +40,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         runs.SFT + "mask: {unstable: split}\noutput: {format: hdf5, domain_key: source, shard_tokens: 2500}\n",
         {"deduplicate": True},
     ),
+    "conversations in JSON lines, by domain, shuffled": (
+        runs.SFT + "mask: {unstable: split}\noutput: {format: jsonl, domain_key: source, shard_tokens: 2500}\n",
+        {"shuffle": 7, "id_field": "id"},
+    ),
 }
 
 

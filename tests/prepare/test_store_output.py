@@ -80,7 +80,7 @@ def test_shards(
             assert found == [[index] * lengths[index][key] for index in documents]
 
 
-@pytest.mark.parametrize("layout", ["indexed", "keyed", "hdf5"])
+@pytest.mark.parametrize("layout", ["indexed", "keyed", "hdf5", "jsonl"])
 def test_a_shard_of_a_layout_that_lists_its_documents_has_not_too_many(
     tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,19 +2,24 @@
 
     headrace prepare INPUT... --output DIR --tokenizer PATH     text -> tokens on disk
     headrace prepare --recipe FILE --output DIR                 records -> samples for fine-tuning and more
+    headrace prepare PATH                                       tars -> an Energon dataset, in place
     headrace info PATH                                          what a store holds
     headrace check PATH                                         whether it is whole
     headrace preview PATH                                       its documents as text, and what of them is trained
+    headrace ls DATASET [PATTERN]                               the samples of tar shards and other media
+    headrace cat DATASET KEY[.PART]                             one of them, or the bytes of a part
     headrace render RECIPE --record N                           what a recipe makes of one record, step by step
     headrace merge SRC... --output DIR                          several stores -> one
     headrace convert SRC DST --format NAME                      a store in another format, dtype or other shards
     headrace split SRC DST --split 969,30,1                     a store -> several, by shares or in equal parts
     headrace where PATH DOC...                                  which line of which input a document comes from
+    headrace trace step N                                       what a step of a training was fed
+    headrace trace sample SOURCE NUMBER                         which steps see a sample
     headrace export-cache DATA... --num-samples N               the index caches that Megatron looks for
     headrace check-cache PATH                                   whether Megatron's index caches are of these data
 
 `command` holds what all share: errors and exit codes, ``--json``; `figures` writes numbers; `progress` the moving line;
-`views` is what `preview` and `render` draw.
+`views` is what `preview` and `render` draw; `media` is what all commands say of samples with named parts.
 This room may import every other; at import it loads click alone.
 """
 
@@ -28,16 +33,19 @@ import click
 from headrace._version import __version__
 
 COMMANDS = {
+    "cat": "headrace.cli.cat",
     "check": "headrace.cli.check",
     "check-cache": "headrace.cli.check_cache",
     "convert": "headrace.cli.convert",
     "export-cache": "headrace.cli.export_cache",
     "info": "headrace.cli.info",
+    "ls": "headrace.cli.ls",
     "merge": "headrace.cli.merge",
     "prepare": "headrace.cli.prepare",
     "preview": "headrace.cli.preview",
     "render": "headrace.cli.render",
     "split": "headrace.cli.split",
+    "trace": "headrace.cli.trace",
     "where": "headrace.cli.where",
 }
 

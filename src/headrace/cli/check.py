@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.command import Command, dialect_options, json_option, print_json
+from headrace.cli.check_samples import check, check_options, refuse_check_options
+from headrace.cli.command import Command, dialect_options, is_given, json_option, print_json
 from headrace.cli.figures import count, duration, plural, size
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
@@ -33,6 +34,7 @@ FAULTY = 1
 @click.option("--key", metavar="NAME", help="The key to pack, of a store with several.")
 @click.option("--plan-folder", metavar="DIR", help="Where plans of packs are kept; the cache folder.")
 @dialect_options
+@check_options
 @click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor summary, only faults.")
 @json_option
 @click.pass_context
@@ -47,6 +49,11 @@ def command(
     documents: Documents,
     quiet: bool,
     as_json: bool,
+    decode: bool,
+    workers: int | None,
+    split_part: str | None,
+    split_config: str | None,
+    dataset_config: str | None,
     **packing: Any,
 ) -> None:
     """Read the whole store at PATH and say what is wrong: hashes, sizes, structure, ids out of the vocabulary.
@@ -54,7 +61,19 @@ def command(
     PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. All keys are read. With --pack a whole
     store is packed too, as a run would do it: each pack is validated, and every token of every document accounted
     for. Exit code 0: whole; 1: faults, each printed with its place; 4: no store is there.
+
+    Of tar shards, datasets of Energon's and other samples with named parts: every header against indices, counts and
+    index.sqlite, keys that are there twice, split files; with --decode every part.
     """
+    named = [name for name in ctx.params if is_given(ctx, name)]
+    media = {"decode": decode, "workers": workers, "split_part": split_part, "split_config": split_config}
+    media["dataset_config"] = dataset_config
+    is_whole = check(path, media, named, quiet=quiet, as_json=as_json)
+    if is_whole is not None:
+        if not is_whole:
+            ctx.exit(FAULTY)
+        return
+    refuse_check_options(path, named)
     from headrace.cli.checking import check_store
     from headrace.stores import IndexedOptions
 

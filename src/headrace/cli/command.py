@@ -30,7 +30,28 @@ def dialect_options(command: F) -> F:
     return dialect(documents(command))
 
 
+def part_options(command: F) -> F:
+    """``--split-part`` and `config_options`: which samples of a dataset of Energon's."""
+    return click.option("--split-part", metavar="NAME", help="Of Energon's datasets: train, val, ...; all shards.")(
+        config_options(command)
+    )
+
+
+def config_options(command: F) -> F:
+    """``--split-config`` and ``--dataset-config``: by which files of a dataset of Energon's."""
+    split = click.option(
+        "--split-config", metavar="NAME", help="Of Energon's datasets: another split file in .nv-meta."
+    )
+    dataset = click.option("--dataset-config", metavar="NAME", help="Another dataset.yaml there.")
+    return split(dataset(command))
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+
+
+def is_given(ctx: click.Context, name: str) -> bool:
+    """Whether the user said this option."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 class Command(click.Command):

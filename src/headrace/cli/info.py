@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.command import Command, dialect_options, json_option, print_json
+from headrace.cli.command import Command, config_options, dialect_options, json_option, print_json
 from headrace.cli.figures import count, listing, plural, size, table
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.cli.description import Description, KeyDescription
+    from headrace.cli.media.description import SampleDescription
     from headrace.cli.pack_figures import PackFigures
     from headrace.stores import Dialect, Documents, IndexedOptions
 
@@ -25,21 +26,35 @@ MAX_INPUTS = 10
     "--pack", "pack", metavar="N", type=int, multiple=True, help="Say how packs of N tokens turn out; repeatable."
 )
 @click.option("--key", metavar="NAME", help="With --pack: the key to pack, of a store with several.")
+@config_options
+@click.option("--steps", metavar="N", type=int, help="Of a metadataset: how often each source was seen after N steps.")
+@click.option("--global-batch-size", metavar="B", type=int, help="Of a metadataset: samples a step.")
 @dialect_options
 @json_option
 def command(
-    path: str, pack: tuple[int, ...], key: str | None, dialect: Dialect | None, documents: Documents, as_json: bool
-) -> None:
+    path: str, pack: tuple[int, ...], key: str | None, split_config: str | None, dataset_config: str | None,
+    steps: int | None, global_batch_size: int | None, dialect: Dialect | None, documents: Documents, as_json: bool,
+) -> None:  # fmt: skip
     """Say what the store at PATH holds: format, documents, tokens, lengths, tokeniser, inputs.
 
     PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. Reads the lengths of all documents, not
     their tokens. With --pack it says instead what each packing strategy would make of the documents: packs, fill,
     documents a pack, and what is cut and lost.
+
+    Of tar shards, datasets of Energon's and other samples with named parts: samples, shards, parts, splits, types.
+    Of a metadataset, a .yaml: the tree of each split with weights, shares, samples, and epochs after --steps.
     """
     import msgspec
 
     from headrace.stores import IndexedOptions
 
+    if path.endswith(".yaml") and not pack:
+        from headrace.cli.metadataset_info import print_metadataset
+
+        print_metadataset(path, steps=steps, global_batch_size=global_batch_size, as_json=as_json)
+        return
+    if steps is not None or global_batch_size is not None:
+        raise ConfigError(f"--steps and --global-batch-size are of metadatasets, which end in .yaml; found {path}")
     options = IndexedOptions(dialect=dialect, documents=documents)
     if pack:
         figures = _pack_figures(path, pack, key, options)
@@ -53,6 +68,14 @@ def command(
     if key is not None:
         raise ConfigError(f"--key {key} says what to pack: give --pack N too, or leave it out")
 
+    from headrace.cli.media.description import describe_samples
+    from headrace.cli.media.opening import SampleOptions
+
+    samples = describe_samples(path, SampleOptions(split_config=split_config, dataset_config=dataset_config))
+    if samples is not None:
+        _print_samples(samples, as_json=as_json)
+        return
+
     from headrace.cli.description import describe
 
     description = describe(path, options)
@@ -60,6 +83,19 @@ def command(
         print_json(msgspec.to_builtins(description))
     else:
         click.echo("\n".join(report(description)))
+
+
+def _print_samples(found: SampleDescription, *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        from headrace.cli.media.texts import writable
+
+        print_json(writable(msgspec.to_builtins(found)))
+        return
+    from headrace.cli.media.description_lines import description_lines
+
+    click.echo("\n".join(description_lines(found)))
 
 
 def _pack_figures(path: str, max_seq_lens: tuple[int, ...], key: str | None, options: IndexedOptions) -> PackFigures:

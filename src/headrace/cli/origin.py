@@ -61,13 +61,16 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Of a copy: the stores that the document was copied through, the last copy first."""
 
 
-def find_origins(path: str, documents: Sequence[int], *, read_all: bool) -> list[Origin]:
+def find_origins(
+    path: str, documents: Sequence[int], *, read_all: bool = False, with_texts: bool = True
+) -> list[Origin]:
     """Where documents come from, in the order asked for.
 
     Args:
         path: a prepared folder, a copy of one, or the prefix of a shard in one.
         documents: numbers in the store, or in the shard.
         read_all: read texts also where that means to read much of a large file.
+        with_texts: look into inputs and stores at all; without, the origins have no texts and no shards.
 
     Raises:
         StoreError: no such store, a damaged one, or one without provenance.
@@ -92,19 +95,20 @@ def find_origins(path: str, documents: Sequence[int], *, read_all: bool) -> list
     chosen = np.array(documents, np.int64) + begin
     if domain is not None:  # a part of a store, which keeps for all of them where its documents come from
         whole = (chosen + int(domain["first_document"])).tolist()
-        origins = find_origins(str(folder.parent), whole, read_all=read_all)
+        origins = find_origins(str(folder.parent), whole, read_all=read_all, with_texts=with_texts)
         return [
             msgspec.structs.replace(origin, document=number)
             for origin, number in zip(origins, chosen.tolist(), strict=True)
         ]
+    parts = _parts(folder, series, chosen.tolist()) if with_texts else [()] * len(chosen)
     if not manifest.provenance:
         from headrace.cli.copied_origin import copied_origins
 
         return copied_origins(
             manifest,
             chosen.tolist(),
-            _parts(folder, series, chosen.tolist()),
-            lambda source, numbers: find_origins(source, numbers, read_all=read_all),
+            parts,
+            lambda source, numbers: find_origins(source, numbers, read_all=read_all, with_texts=with_texts),
         )
     provenance = Provenance(folder / PROVENANCE_NAME)
     if provenance.num_documents != sum(entry.documents for entry in next(iter(series.values()))):
@@ -120,12 +124,12 @@ def find_origins(path: str, documents: Sequence[int], *, read_all: bool) -> list
         )
     ids = provenance.ids(chosen) if provenance.has_ids else [None] * len(chosen)
     texts = InputTexts(manifest, read_all=read_all)
-    texts.want(zip(files, lines, strict=True))
-    parts = _parts(folder, series, chosen.tolist())
+    if with_texts:
+        texts.want(zip(files, lines, strict=True))
     origins = []
     for document, file, line, name, part in zip(chosen.tolist(), files, lines, ids, parts, strict=True):
         unit, counted_from = describe_input(manifest, file)
-        found, note = texts.get(file, line)
+        found, note = texts.get(file, line) if with_texts else (None, "")
         origins.append(
             Origin(
                 document=document,

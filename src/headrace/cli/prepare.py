@@ -11,6 +11,8 @@ from click.core import ParameterSource
 
 from headrace.cli.command import Command, json_option, print_json
 from headrace.cli.prepare_report import Speed, estimate_lines, result, summary
+from headrace.cli.prepare_shards import refuse_shard_options, shard_options
+from headrace.cli.prepare_tars import is_in_place, refuse_tar_options, tar_options
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
 
@@ -19,15 +21,15 @@ if TYPE_CHECKING:
     from headrace.stores import Manifest
 
 FORMS = (
-    "prepare has three forms: text (files, folders or globs, with --tokenizer PATH), a recipe (--recipe FILE), "
-    "and a folder of .tar shards, which is indexed in place. This version takes the first two: add --tokenizer PATH or "
-    "--recipe FILE."
+    "prepare has four forms: text (files, folders or globs, with --tokenizer PATH), a recipe (--recipe FILE), media in "
+    "tar shards (--format tar), all with --output DIR; and a folder of .tar shards, a .jsonl or the .yaml of a "
+    "metadataset, which is prepared in place, with none of these."
 )
 CONTINUED = ("continuing", "the run was complete")
 """How notices begin that say that an earlier run did a part of the work."""
 
 
-@click.command(cls=Command, name="prepare", short_help="Tokenise text into a store.")
+@click.command(cls=Command, name="prepare", short_help="Make a store of text, records or media.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--output", "-o", metavar="DIR", help="Folder for the result; new or empty.")
 @click.option("--recipe", metavar="FILE", help="Make samples as a recipe says, of YAML or JSON; see docs/recipes.md.")
@@ -61,15 +63,15 @@ CONTINUED = ("continuing", "the run was complete")
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken"]),
+    type=click.Choice(["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken", "numba"]),
     default="auto",
     help="Library that encodes; by default the fastest that is installed and proved equal to tokenizers.",
 )
 @click.option(
     "--format",
-    type=click.Choice(["indexed", "keyed", "hdf5"]),
+    type=click.Choice(["indexed", "keyed", "hdf5", "jsonl", "tar"]),
     default="indexed",
-    help=".bin and .idx, or .bin and meta.json; for recipes also .h5.",
+    help=".bin and .idx, or .bin and meta.json; for recipes also .h5 or .jsonl; media become .tar shards.",
 )
 @click.option("--shard-tokens", metavar="N", type=int, help="Most tokens a shard; by default 2^30.")
 @click.option("--single", is_flag=True, help="Write one shard, whatever its size.")
@@ -79,6 +81,9 @@ CONTINUED = ("continuing", "the run was complete")
 @click.option("--min-tokens", metavar="N", type=int, help="Drop documents with fewer tokens.")
 @click.option("--max-tokens", metavar="N", type=int, help="Drop documents with more tokens.")
 @click.option("--filter", "function", metavar="MODULE:FUNCTION", help="Drop records for which it returns false.")
+@click.option(
+    "--now", metavar="TIME", help="Of a recipe: the time that its template sees; by default when a run began."
+)
 @click.option("--deduplicate", is_flag=True, help="Keep the first of documents with the same text only.")
 @click.option(
     "--on-error",
@@ -87,10 +92,19 @@ CONTINUED = ("continuing", "the run was complete")
     help="A bad record ends the run (the default), or is left out and listed.",
 )
 @click.option("--max-errors", metavar="N|SHARE", help="Most bad records to skip, 100 or 0.1%; by default 100.")
-@click.option("--workers", metavar="N", type=int, help="Worker processes; by default one a usable core.")
-@click.option("--overwrite", is_flag=True, help="Replace the output of an earlier run, once the new one is complete.")
+@click.option(
+    "--workers", "--num-workers", metavar="N", type=int, help="Worker processes; by default one a usable core."
+)
+@click.option(
+    "--overwrite",
+    "--force-overwrite",
+    is_flag=True,
+    help="Replace the output of an earlier run, once the new one is complete.",
+)
 @click.option("--restart", is_flag=True, help="Discard an unfinished run in DIR; by default it is continued.")
 @click.option("--dry-run", is_flag=True, help="Estimate tokens, time and disk from a sample; write nothing.")
+@shard_options
+@tar_options
 @click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor notes nor summary.")
 @json_option
 def command(
@@ -99,11 +113,29 @@ def command(
 ) -> None:  # fmt: skip
     """Tokenise text into shards in DIR, as Megatron reads them; or make samples of records, as a recipe says.
 
+    Without --tokenizer and --recipe: media become tar shards with --format tar, and a folder of tars becomes an Energon
+    dataset where it lies.
+
     INPUT is a file, a folder (searched at any depth), a glob, a brace pattern, or - for standard input. Files are
     .jsonl, also .gz and .zst, .parquet, .arrow and .txt. A recipe names its own, unless INPUT does. The result does not
     depend on the number of workers, and appears whole or not at all. A run that was ended in any way is continued by
     the same command.
     """
+    named = _named(given)
+    if output is None and recipe is None and tokenizer is None and is_in_place(inputs, named):
+        from headrace.cli import prepare_tars
+
+        prepare_tars.run(inputs, given, named, dry_run=dry_run, quiet=quiet, as_json=as_json)
+        return
+    refuse_tar_options(named)
+    if given["format"] == "tar":
+        if recipe is not None or tokenizer is not None:
+            raise ConfigError("--format tar is for media: neither --recipe nor --tokenizer goes with it")
+        from headrace.cli import prepare_shards
+
+        prepare_shards.run(inputs, output, given, named, dry_run=dry_run, quiet=quiet, as_json=as_json)
+        return
+    refuse_shard_options(named)
     work = _text_work(inputs, tokenizer, given) if recipe is None else _recipe_work(recipe, inputs, tokenizer, given)
     if dry_run:
         estimate = work.estimate()
@@ -163,14 +195,19 @@ def _text_work(inputs: tuple[str, ...], tokenizer: str | None, given: dict[str, 
     )
 
 
+def _named(given: dict[str, Any]) -> set[str]:
+    """The options that were really given."""
+    context = click.get_current_context()
+    return {name for name in given if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+
+
 def _recipe_work(path: str, inputs: tuple[str, ...], tokenizer: str | None, given: dict[str, Any]) -> _Work:
     from headrace.cli import prepare_recipe as words
     from headrace.prepare import estimate_recipe, prepare_recipe
 
-    context = click.get_current_context()
-    named = {name for name in given if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+    named = _named(given)
     if "max_errors" in named:
-        given["max_errors"] = _number_or_share(given["max_errors"])
+        given["max_errors"] = number_or_share(given["max_errors"])
     _check_shards(given)
     recipe = words.load(path, given, named, tokenizer)
     options = words.options(given, named)
@@ -198,6 +235,8 @@ def _options(given: dict[str, Any]) -> TextOptions:
     )
 
     _check_shards(given)
+    if given["now"] is not None:
+        raise ConfigError("--now is the time that a chat template prints, and texts have none: it goes with --recipe")
     defaults = TextOptions()
     shard_tokens = defaults.output.shard_tokens if given["shard_tokens"] is None else given["shard_tokens"]
     if given["max_errors"] is not None and given["on_error"] != "skip":
@@ -237,7 +276,7 @@ def _options(given: dict[str, Any]) -> TextOptions:
             on_error=given["on_error"],
             max_errors=defaults.errors.max_errors
             if given["max_errors"] is None
-            else _number_or_share(given["max_errors"]),
+            else number_or_share(given["max_errors"]),
         ),
         workers=given["workers"],
         overwrite=given["overwrite"],
@@ -249,7 +288,7 @@ def _token(given: str | None) -> str | int | None:
     return int(given) if given is not None and given.isascii() and given.isdigit() else given
 
 
-def _number_or_share(given: str) -> int | float:
+def number_or_share(given: str) -> int | float:
     """``100``, ``0.001`` or ``0.1%``."""
     try:
         if given.isascii() and given.isdigit():

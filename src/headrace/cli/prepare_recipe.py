@@ -74,9 +74,33 @@ def load(path: str, given: dict[str, Any], named: Collection[str], tokenizer: st
                 f"{path} says {_PLACES[name]}.{name}: {found}, the command line says {value}: say it in one place"
             )
         recipe = msgspec.structs.replace(recipe, **{_PLACES[name]: msgspec.structs.replace(part, **{name: value})})
+    if given["now"] is not None:
+        recipe = with_now(recipe, given["now"], path)
     if "max_errors" in named and recipe.errors.on_error != "skip":
         raise ConfigError("--max-errors needs --on-error skip: without it the first bad record ends the run")
     return recipe
+
+
+def with_now(recipe: Recipe, now: str, path: str) -> Recipe:
+    """The recipe whose template sees this time, as ISO 8601 writes it: ``2026-03-01``, ``2026-03-01T23:59``.
+
+    Raises:
+        ConfigError: it is no time, or the recipe in ``path`` says another.
+    """
+    from datetime import datetime
+
+    import msgspec
+
+    from headrace.samples.recipe import TemplateSpec
+
+    try:
+        time = datetime.fromisoformat(now)
+    except ValueError:
+        raise ConfigError(f"--now {now}: write a time as 2026-03-01 or 2026-03-01T23:59") from None
+    spec = recipe.template or TemplateSpec()
+    if spec.now not in (None, time):
+        raise ConfigError(f"{path} says template.now: {spec.now}, the command line says {time}: say it in one place")
+    return msgspec.structs.replace(recipe, template=msgspec.structs.replace(spec, now=time))
 
 
 def options(given: dict[str, Any], named: Collection[str]) -> RecipeOptions:

@@ -1,12 +1,13 @@
-"""``headrace preview``: samples of a store as text, and what of them is trained."""
+"""``headrace preview``: documents of a store as text, and what of them is trained; samples with their pictures."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.command import Command, is_given, json_option, print_json
+from headrace.cli.preview_samples import preview, refuse_sample_options, sample_options, write_file
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, name="preview", short_help="Show samples of a store, and what is trained.")
 @click.argument("path", metavar="PATH")
-@click.option("--documents", "samples", metavar="N,N-M", help="Which documents, or packs: 0,5,10-12; both ends count.")
+@click.option(
+    "--documents", "--samples", "samples", metavar="N,N-M", help="Which documents, packs or samples: 0,5,10-12."
+)
 @click.option("--num", metavar="N", type=int, default=3, show_default=True, help="The first N of them.")
 @click.option("--pack", metavar="N", type=int, help="Show packs of N tokens in place of documents.")
 @click.option(
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="With --pack: how packs are filled: best_fit (the default), best_fit_split, greedy, first_fit or wrapped.",
 )
-@click.option("--key", metavar="NAME", help="Show this key alone.")
+@click.option("--key", metavar="NAME", help="Show this key alone; of samples, the one of this key.")
 @click.option(
     "--max-tokens", metavar="N", type=int, default=2048, show_default=True, help="Show so many tokens of a sequence."
 )
@@ -34,23 +37,35 @@ if TYPE_CHECKING:
 @click.option("--plain", is_flag=True, help="No colours: [[trained]]. So it is where there is no terminal, too.")
 @click.option("--html", "html", metavar="FILE", help="Write a page that needs nothing else, with figures of the store.")
 @click.option("--dialect", metavar="NAME", help="Who wrote .bin/.idx, where the bytes do not tell: megatron, neox, ...")
+@sample_options
 @json_option
+@click.pass_context
 def command(
-    path: str, samples: str | None, num: int, pack: int | None, strategy: str | None, key: str | None,
+    ctx: click.Context, /, path: str, samples: str | None, num: int, pack: int | None, strategy: str | None,
+    key: str | None,
     max_tokens: int, tokenizer: str | None, any_tokenizer: bool, ids: bool, plain: bool, html: str | None,
-    dialect: Dialect | None, as_json: bool,
+    dialect: Dialect | None, as_json: bool, **media: Any,
 ) -> None:  # fmt: skip
     """Show documents of the store at PATH as text, and which of their tokens are trained.
 
     The tokeniser is the one that the store was made with. Roles are shown where special tokens tell them.
     Conversations, pairs, groups and prompts are known by their keys.
+
+    Of tar shards, datasets of Energon's and other samples with named parts, their text, pictures, video and sound.
     """
+    named = [name for name in ctx.params if is_given(ctx, name)]
+    if html is not None:
+        check_page_name(html)
+    wanted = None if samples is None else numbers(samples)
+    if preview(path, wanted, {**media, "key": key, "num": num, "html": html, "plain": plain}, named, as_json=as_json):
+        return
+    refuse_sample_options(path, named)
     from headrace.cli.views import PreviewOptions, preview_page, preview_store
 
     if any_tokenizer and tokenizer is None:
         raise ConfigError("--any-tokenizer goes with --tokenizer PATH: name the other tokeniser")
     options = PreviewOptions(
-        samples=None if samples is None else numbers(samples),
+        samples=wanted,
         num=num,
         max_tokens=max_tokens,
         packing=_packing(pack, strategy),
@@ -61,8 +76,6 @@ def command(
         dialect=dialect,
         with_figures=as_json or html is not None,
     )
-    if html is not None:
-        check_page_name(html)
     found = preview_store(path, options)
     if html is not None:
         write_page(html, preview_page(found), quiet=as_json)
@@ -125,10 +138,4 @@ def write_page(name: str, text: str, *, quiet: bool) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    from headrace.cli.figures import size
-    from headrace.io.atomic import atomic_write
-
-    data = text.encode()
-    atomic_write(name, data)
-    if not quiet:
-        click.echo(f"{name}: {size(len(data))}")
+    write_file(name, text.encode(), quiet=quiet)

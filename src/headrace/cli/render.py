@@ -18,12 +18,13 @@ _LOOK_EVERY = 1 << 10
 @click.option("--record", metavar="N", type=int, required=True, help="The record, counted from 0 over all inputs.")
 @click.option("--input", "input_path", metavar="FILE", help="A file in place of the recipe's only input.")
 @click.option("--tokenizer", metavar="PATH", help="A tokenizer.json or its folder, where the recipe names none.")
+@click.option("--now", metavar="TIME", help="The time that the template sees, as 2026-03-01T23:59; by default now.")
 @click.option("--plain", is_flag=True, help="No colours: [[trained]]. So it is where there is no terminal, too.")
 @click.option("--html", "html", metavar="FILE", help="Write a page that needs nothing else.")
 @json_option
 def command(
-    recipe: str, record: int, input_path: str | None, tokenizer: str | None, plain: bool, html: str | None,
-    as_json: bool,
+    recipe: str, record: int, input_path: str | None, tokenizer: str | None, now: str | None, plain: bool,
+    html: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show one record of the inputs of RECIPE, step by step.
 
@@ -41,7 +42,7 @@ def command(
             if records % _LOOK_EVERY == 0 and line.is_due:
                 line.show(f"{count(records)} records read")
 
-        rendering = render_record(recipe, record, input_path=input_path, tokenizer=tokenizer, on_records=show)
+        rendering = render_record(recipe, record, input_path=input_path, tokenizer=tokenizer, now=now, on_records=show)
     if html is not None:
         write_page(html, rendering_page(rendering), quiet=as_json)
     if as_json:

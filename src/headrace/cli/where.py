@@ -17,19 +17,31 @@ EXCERPT_CHARS = 80
 
 @click.command(cls=Command, name="where", short_help="Say where documents come from.")
 @click.argument("path", metavar="PATH")
-@click.argument("documents", metavar="DOC...", type=int, nargs=-1, required=True)
+@click.argument("documents", metavar="DOC...", nargs=-1, required=True)
 @click.option("--show", is_flag=True, help="Show the whole text, and read as much of the input as that takes.")
 @json_option
-def command(path: str, documents: tuple[int, ...], show: bool, as_json: bool) -> None:
+def command(path: str, documents: tuple[str, ...], show: bool, as_json: bool) -> None:
     """Say which line or row of which input each document DOC of the store at PATH comes from.
 
     PATH is a folder that headrace prepare wrote, and documents are counted from 0 over all its shards; or it is the
     prefix of one of the shards, and they are counted within it. If the input is still there, its text is shown. Of what
-    headrace merge, convert or split wrote, the way goes on through the stores it was copied from.
+    headrace merge, convert or split wrote, the way goes on through the stores it was copied from. Of tar shards DOC is
+    a sample, by its key or its number over all shards.
     """
+    from headrace.cli.sample_origin import find_sample_origins, find_shards, sample_report
+
+    if (shards := find_shards(path)) is not None:
+        samples = find_sample_origins(path, shards, documents)
+        if as_json:
+            import msgspec
+
+            print_json({"path": path, "samples": [msgspec.to_builtins(sample) for sample in samples]})
+            return
+        click.echo("\n\n".join("\n".join(sample_report(sample, path)) for sample in samples))
+        return
     from headrace.cli.origin import find_origins
 
-    origins = find_origins(path, documents, read_all=show)
+    origins = find_origins(path, [_number(given) for given in documents], read_all=show)
     if as_json:
         import msgspec
 
@@ -40,6 +52,13 @@ def command(path: str, documents: tuple[int, ...], show: bool, as_json: bool) ->
             click.echo()
         for line in report(origin, path, show=show):
             click.echo(line)
+
+
+def _number(given: str) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise click.UsageError(f"{given!r} is no number of a document, counted from 0") from None
 
 
 def report(origin: Origin, path: str, *, show: bool) -> list[str]:

@@ -25,6 +25,7 @@ from headrace.stores import (
     Ledger,
     Manifest,
     OutputShard,
+    SampleLedger,
     TokenizerInfo,
     TokenLedger,
     open_keys,
@@ -38,6 +39,8 @@ class _Made(msgspec.Struct):
 
     shards: list[OutputShard] = []
     num_empty: int = 0
+    supervised: int = 0
+    """Ones in the masks, where the sources say which keys these are."""
     lengths: dict[str, str] = {}
     """Hash of the lengths of all documents of each key, as the sources gave them."""
 
@@ -69,12 +72,12 @@ class Copier:
         self._names = kinds.names
         self._sources = sources
         self._modes = modes
-        self._values = {
-            key
-            for source, names in zip(sources, kinds.names, strict=True)
-            for key, name in names.items()
-            if name in source.keys_of_values
-        }
+        named = [
+            (key, name, source) for source, of in zip(sources, kinds.names, strict=True) for key, name in of.items()
+        ]
+        self._values = {key for key, name, source in named if name in source.keys_of_values}
+        self._masks = {key for key, name, source in named if name in source.keys_of_masks}
+        self._has_samples = any(source.has_samples for source in sources)
         self._on_progress = on_progress
         self._format = FORMATS[plan.format]
         self._dtypes: dict[str, np.dtype[Any]] = {
@@ -106,7 +109,8 @@ class Copier:
                 sources=tuple(_entry(source) for source in self._sources),
                 ranges=ranges_from(ranges_of(folder.shards)),
             )
-            manifests.append(save_manifest(place, _manifest(folder, one, entry, inputs, tokenizer)))
+            ledger = self._ledger(folder, one)
+            manifests.append(save_manifest(place, _manifest(one, entry, inputs, tokenizer, ledger)))
             self._check(place, folder, one)
         return manifests, inputs
 
@@ -132,12 +136,17 @@ class Copier:
         for first, end, found in source.chunks(piece.first, piece.end):
             rows = {}
             total = np.zeros(end - first, np.int64)
+            num_ids = np.zeros(end - first, np.int64)
             for key, dtype in self._dtypes.items():
                 rows[key] = self._fitted(found[names[key]], key, dtype, source, first)
                 hashers[key].update(_plain(rows[key].lengths).data)
                 total += rows[key].lengths
+                if not self._has_samples or key not in self._values:
+                    num_ids += rows[key].lengths
+                if key in self._masks:
+                    made.supervised += int(np.count_nonzero(rows[key].tokens))
             target.add(rows)
-            made.num_empty += int(np.count_nonzero(total == 0))
+            made.num_empty += int(np.count_nonzero(num_ids == 0))
             self._count("copy", end - first, int(total.sum()))
 
     def _fitted(self, rows: Rows, key: str, dtype: np.dtype[Any], source: Source, first: int) -> Rows:
@@ -148,8 +157,28 @@ class Copier:
 
     def _listed(self, shard: OutputShard) -> OutputShard:
         """The entry of the manifest, which tells ids from other values as those of the sources did."""
-        keys = {key: msgspec.structs.replace(info, ids=key not in self._values) for key, info in shard.keys.items()}
+        keys = {
+            key: msgspec.structs.replace(info, ids=key not in self._values, mask=key in self._masks)
+            for key, info in shard.keys.items()
+        }
         return msgspec.structs.replace(shard, keys=keys)
+
+    def _ledger(self, folder: FolderPlan, made: _Made) -> Ledger:
+        """Tokens are counted as the sources count them: all values, or where a recipe made one of them, ids alone."""
+        counts = {key: 0 for key in self._dtypes if not self._has_samples or key not in self._values}
+        for shard in made.shards:
+            for key, info in shard.keys.items():
+                if key in counts:
+                    counts[key] += info.tokens
+        total, num_documents = sum(counts.values()), folder.num_documents
+        samples = SampleLedger(
+            keys={key: TokenLedger(made=count, kept=count) for key, count in counts.items()}, supervised=made.supervised
+        )
+        return Ledger(
+            documents=DocumentLedger(read=num_documents, kept=num_documents, empty=made.num_empty),
+            tokens=TokenLedger(made=total, kept=total),
+            samples=samples if self._has_samples else None,
+        )
 
     def _check(self, place: Path, folder: FolderPlan, made: _Made) -> None:
         """Open the store, read every byte of it again, and compare the lengths of its documents with the sources'."""
@@ -188,23 +217,19 @@ def _entry(source: Source) -> SourceEntry:
 
 
 def _manifest(
-    folder: FolderPlan,
     made: _Made,
     entry: CopyEntry,
     inputs: Sequence[InputFile],
     tokenizer: TokenizerInfo | None,
+    ledger: Ledger,
 ) -> Manifest:
-    num_documents, num_tokens = folder.num_documents, sum(shard.tokens for shard in made.shards)
     return Manifest(
         inputs=tuple(inputs),
         # By way of JSON, so that what is returned equals what is read back.
         options={OPTION: msgspec.json.decode(msgspec.json.encode(entry))},
         tokenizer=tokenizer,
         outputs=tuple(made.shards),
-        ledger=Ledger(
-            documents=DocumentLedger(read=num_documents, kept=num_documents, empty=made.num_empty),
-            tokens=TokenLedger(made=num_tokens, kept=num_tokens),
-        ),
+        ledger=ledger,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from headrace.stores import (
     MANIFEST_NAME,
     IndexedStore,
     InputFile,
+    KeyInfo,
     Manifest,
     Store,
     check_file,
@@ -80,8 +81,17 @@ class Source:
     @property
     def keys_of_values(self) -> frozenset[str]:
         """Those that the manifest says hold no ids of a vocabulary."""
-        shards = () if self.manifest is None else self.manifest.outputs
-        return frozenset(key for shard in shards for key, info in shard.keys.items() if not info.ids)
+        return self._said(lambda info: not info.ids)
+
+    @property
+    def keys_of_masks(self) -> frozenset[str]:
+        """Those that the manifest says are 1 where a token is trained."""
+        return self._said(lambda info: info.mask)
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether the manifest counts ids as tokens, and no other values: so it is where a recipe made the store."""
+        return self.manifest is not None and self.manifest.ledger.samples is not None
 
     @property
     def keys_with_modes(self) -> frozenset[str]:
@@ -145,6 +155,10 @@ class Source:
     @property
     def _shards(self) -> tuple[Store, ...]:
         return shards_of(next(iter(self.keys.values())))
+
+    def _said(self, asks: Callable[[KeyInfo], bool]) -> frozenset[str]:
+        shards = () if self.manifest is None else self.manifest.outputs
+        return frozenset(key for shard in shards for key, info in shard.keys.items() if asks(info))
 
     def _lengths(self, first: int, end: int) -> IntArray:
         lengths: IntArray = np.sum([lengths_of(store, first, end) for store in self.keys.values()], axis=0)

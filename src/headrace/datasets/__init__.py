@@ -3,13 +3,15 @@
     Store --> WindowDataset ---------+
     Store --> PackedSequenceDataset -+--> Blend --> Run: step N -> positions -> (source, epoch, sample) -> NumPy batch
     Store --> SFTDataset, PreferenceDataset, GroupDataset, PromptDataset: records, padded batch by batch --> the same
+    SampleStore --> MediaDataset: images, video, text, decoded and cooked --> the same
     Store --> DocumentDataset --> PackedDataset: torchtune's class and results
 
-May import: stores, plan, samples, encoders, errors.
+May import: stores, plan, samples, errors.
 """
 
 from headrace.datasets.blend import Blend
 from headrace.datasets.collation import Collation
+from headrace.datasets.concat import ConcatDataset
 from headrace.datasets.cyclic import CyclicDataset
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
 from headrace.datasets.documents import DocumentDataset
@@ -24,6 +26,11 @@ from headrace.datasets.gpt_masks import GPTMasks
 from headrace.datasets.gpt_mock import MockGPTDataset
 from headrace.datasets.gpt_mock_store import MockStore
 from headrace.datasets.group_records import GroupDataset
+from headrace.datasets.lengths import LimitDataset, RepeatDataset, SubsetDataset
+from headrace.datasets.mapped import MapDataset
+from headrace.datasets.media import JoinedMediaDataset, MediaDataset
+from headrace.datasets.mix import Mix
+from headrace.datasets.mixing import BlendDataset, MixBatchDataset
 from headrace.datasets.packed import PackedDataset
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.preference_records import PreferenceDataset
@@ -31,14 +38,18 @@ from headrace.datasets.prompt_records import PromptDataset
 from headrace.datasets.records import RecordDataset
 from headrace.datasets.run import Located, Run
 from headrace.datasets.sampler import ResumableDistributedSampler
+from headrace.datasets.scheduled import ScheduledBlend, Stretch
 from headrace.datasets.sft_records import SFTDataset
 from headrace.datasets.stream_windows import StreamWindows
+from headrace.datasets.trace_answers import Topology
 from headrace.datasets.windows import WindowDataset
 
 __all__ = [
     "BaseDataset",
     "Blend",
+    "BlendDataset",
     "Collation",
+    "ConcatDataset",
     "Counts",
     "CyclicDataset",
     "Dataset",
@@ -52,7 +63,13 @@ __all__ = [
     "GPTFIMDataset",
     "GPTMasks",
     "GroupDataset",
+    "JoinedMediaDataset",
+    "LimitDataset",
     "Located",
+    "MapDataset",
+    "MediaDataset",
+    "Mix",
+    "MixBatchDataset",
     "MockGPTDataset",
     "MockStore",
     "PackedDataset",
@@ -60,11 +77,16 @@ __all__ = [
     "PreferenceDataset",
     "PromptDataset",
     "RecordDataset",
+    "RepeatDataset",
     "ResumableDistributedSampler",
     "Run",
     "SFTDataset",
     "Sample",
+    "ScheduledBlend",
     "StreamWindows",
+    "Stretch",
+    "SubsetDataset",
+    "Topology",
     "WindowDataset",
     "export_cache",
     "load_dataset",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
-from headrace.datasets.dataset import Dataset, shown_fields
+from headrace.datasets.dataset import Dataset
+from headrace.datasets.mix import Mix, check_children, joined, length_of, node_of
 from headrace.errors import ConfigError
-from headrace.plan import Branch, Leaf, Node, apportion, counts_until, exact_weights, quantised, rounded
+from headrace.plan import Branch, apportion, counts_until, exact_weights, quantised, rounded
 
 End = Literal["endless", "samples", "first_exhausted", "all_exhausted"]
 Unit = Literal["samples", "tokens"]
+Weight = float | Fraction
 
 
-class Blend:
+class Blend(Mix):
     """Datasets, or other blends, by name; the name is part of each source's place in the tree.
 
     Give either ``weights`` or ``repeats``, a number for each name:
@@ -31,20 +33,27 @@ class Blend:
     blend that ends.
     The same dataset under two names is gone through in two different orders.
 
+    Sources whose manifests name different tokenisers are refused, unless ``allow_different_tokenizers``, which an outer
+    blend has to say for itself. Stores without a manifest are not compared.
+
     Raises:
         ConfigError: names without numbers or the reverse, weights that are not positive and finite, an endless blend
-            where a length is needed, fields that cannot be stacked into one batch.
+            where a length is needed, fields that cannot be stacked into one batch, different tokenisers.
     """
+
+    block_samples = 1
+    """For how many consecutive samples the source is chosen at a time; see `BlendDataset`."""
 
     def __init__(
         self,
-        children: Mapping[str, Dataset | Blend],
+        children: Mapping[str, Dataset | Mix],
         *,
-        weights: Mapping[str, float] | None = None,
-        repeats: Mapping[str, float] | None = None,
+        weights: Mapping[str, Weight] | None = None,
+        repeats: Mapping[str, Weight] | None = None,
         unit: Unit = "samples",
         end: End = "endless",
         num_samples: int | None = None,
+        allow_different_tokenizers: bool = False,
     ) -> None:
         numbers = weights if weights is not None else repeats
         if numbers is None or (weights is not None and repeats is not None):
@@ -54,10 +63,6 @@ class Blend:
                 f"a blend needs a number for each name: names {sorted(children)}, numbers {sorted(numbers)}"
             )
         for name in children:
-            if not name or "/" in name:
-                raise ConfigError(
-                    f"source name {name!r}: a name is not empty and has no '/', which separates the names"
-                )
             if not 0 < numbers[name] < float("inf"):
                 raise ConfigError(
                     f"source {name!r} has weight or repeat {numbers[name]}: they are positive and finite; "
@@ -76,15 +81,17 @@ class Blend:
         self.end = "repeats" if repeats is not None else end
         self.numbers = {name: numbers[name] for name in children}
         self._wanted = num_samples
-        _check_fields(self)
+        check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
-        """Integers in proportion to which the sources are mixed; exact counts for a blend that ends."""
+        """Integers in proportion to which the sources are mixed; exact counts, of blocks, for a blend that ends."""
         numbers = list(self.numbers.values())
         if self.end == "repeats":
+            lengths = self._lengths()
+            counts = [rounded(Fraction(number) * length) for number, length in zip(numbers, lengths, strict=True)]
             return tuple(
-                rounded(Fraction(number) * length) for number, length in zip(numbers, self._lengths(), strict=True)
+                self._blocks(f"{name!r} by its repeats", n) for name, n in zip(self.children, counts, strict=True)
             )
         if self.unit == "tokens":
             tokens = [child.num_tokens_per_sample for child in self.children.values()]
@@ -96,13 +103,21 @@ class Blend:
         if self._wanted is not None:
             if self._wanted < 1:
                 raise ConfigError(f"num_samples is at least 1, found {self._wanted}")
-            return tuple(apportion(self._wanted, exact_weights(weights)))
-        return tuple(counts_until(self.end, weights, self._lengths()))
+            return tuple(apportion(self._blocks("num_samples", self._wanted), exact_weights(weights)))
+        lengths = self._lengths()
+        if self.end == "first_exhausted":
+            short = [name for name, length in zip(self.children, lengths, strict=True) if length < self.block_samples]
+            if short:
+                raise ConfigError(f"{short} have less than one block of {self.block_samples:,} samples")
+            lengths = [length // self.block_samples for length in lengths]
+        else:
+            lengths = [-(-length // self.block_samples) for length in lengths]
+        return tuple(counts_until(self.end, weights, lengths))
 
     @property
     def num_samples(self) -> int | None:
         """The samples of one pass, None for an endless blend."""
-        return None if self.end == "endless" else sum(self.shares)
+        return None if self.end == "endless" else sum(self.shares) * self.block_samples
 
     @property
     def num_tokens_per_sample(self) -> float:
@@ -114,40 +129,22 @@ class Blend:
 
     def node(self, path: str = "") -> Branch:
         """The blend as the plan sees it."""
-        nodes: list[Node] = []
-        for name, child in self.children.items():
-            child_path = f"{path}/{name}" if path else name
-            nodes.append(child.node(child_path) if isinstance(child, Blend) else Leaf(child_path, len(child)))
-        return Branch(path, tuple(nodes), self.shares, self.num_samples)
+        nodes = tuple(node_of(joined(path, name), child) for name, child in self.children.items())
+        return Branch(path, nodes, self.shares, self.num_samples, self.block_samples)
 
-    def datasets(self) -> Iterator[Dataset]:
-        """The leaves, depth first, in the order of the plan's sources."""
-        for child in self.children.values():
-            if isinstance(child, Blend):
-                yield from child.datasets()
-            else:
-                yield child
+    def _blocks(self, what: str, num_samples: int) -> int:
+        """Whole blocks of exact counts, which nothing is to be lost of."""
+        if num_samples % self.block_samples:
+            below = num_samples // self.block_samples * self.block_samples
+            raise ConfigError(
+                f"{what} has {num_samples:,} samples, and blocks of {self.block_samples:,} make {below:,} or "
+                f"{below + self.block_samples:,}: choose a number that they divide, or weights"
+            )
+        return num_samples // self.block_samples
 
     def _lengths(self) -> list[int]:
-        lengths = {
-            name: child.num_samples if isinstance(child, Blend) else len(child) for name, child in self.children.items()
-        }
+        lengths = {name: length_of(child) for name, child in self.children.items()}
         endless = [name for name, length in lengths.items() if length is None]
         if endless:
             raise ConfigError(f"{self.end!r} needs the length of every source, and {endless} are endless blends")
         return [length for length in lengths.values() if length is not None]
-
-    def __repr__(self) -> str:
-        length = "endless" if self.num_samples is None else f"{self.num_samples:,} samples"
-        return f"<Blend of {', '.join(self.children)}: {length}>"
-
-
-def _check_fields(blend: Blend) -> None:
-    """Samples of all sources go into the same batch arrays, so their fields must be the same."""
-    first, *others = blend.datasets()
-    expected = shown_fields(first)
-    for dataset in others:
-        if (found := shown_fields(dataset)) != expected:
-            raise ConfigError(
-                f"the sources of a blend must have the same fields to be stacked into a batch: {expected} and {found}"
-            )

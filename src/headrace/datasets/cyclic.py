@@ -7,6 +7,7 @@ from operator import index
 from typing import Any
 
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
+from headrace.datasets.trace_origins import Origins
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.megatron import CyclicOrder
 
@@ -102,6 +103,10 @@ class CyclicDataset(Dataset):
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read samples of the dataset into ``rows`` of ``out``."""
         self.dataset.read_into(addresses, out, rows)
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """Of the dataset."""
+        return self.dataset.origins(addresses)
 
     def describe(self) -> str:
         """One line."""

@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.datasets.trace_origins import Origins
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 
@@ -56,6 +57,11 @@ class Dataset(ABC):
     @abstractmethod
     def num_tokens_per_sample(self) -> float:
         """The mean number of tokens that a sample trains on; token weights of a blend are turned into samples by it."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples are of tokens, whose mean number is known before they are read."""
+        return True
 
     @property
     def deviation_tokens_per_sample(self) -> float:
@@ -119,6 +125,11 @@ class Dataset(ABC):
         """128 bits in hex over ``recipe``."""
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
+    @property
+    def collated_by(self) -> dict[str, Any]:
+        """What of the recipe of ragged samples must be alike in a blend: one source collates those of all."""
+        return {name: value for name, value in self.recipe.items() if name not in _OF_ONE_SOURCE}
+
     @abstractmethod
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: addresses of samples, to be read by ``read_into``. No I/O.
@@ -130,6 +141,22 @@ class Dataset(ABC):
     @abstractmethod
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Fill ``rows`` of the (batch, ...) arrays ``out[field]`` with the samples at ``addresses``."""
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """What the samples at some addresses are made of, without reading them; empty where that is not known."""
+        return [()] * len(addresses)
+
+    def holders(self, document: int) -> IntArray:
+        """(n,) int64, rising: the samples that may have tokens of a document, in one epoch or another.
+
+        Raises:
+            ConfigError: the store has no such document, or samples are not of documents.
+        """
+        raise ConfigError(f"{type(self).__name__}: which samples hold a document is not known; ask by number")
+
+    def find_key(self, key: str) -> int:
+        """The sample of a key. Raises ConfigError: there is none, or samples have no keys."""
+        raise ConfigError(f"{type(self).__name__}: samples have no keys; ask by number, found {key!r}")
 
     @abstractmethod
     def describe(self) -> str:
@@ -173,6 +200,4 @@ def shown_fields(dataset: Dataset) -> str:
     """Fields and constants with their shapes and dtypes, to be compared: equal ones can be stacked into one batch."""
     constants = {name: (value.shape, value.dtype) for name, value in dataset.constants.items()}
     shown = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in {**dataset.fields, **constants}.items())
-    # Ragged samples of several sources are padded by one of them.
-    alike = {name: value for name, value in dataset.recipe.items() if name not in _OF_ONE_SOURCE}
-    return f"{shown}, collated by {alike}" if dataset.is_ragged else shown
+    return f"{shown}, collated by {dataset.collated_by}" if dataset.is_ragged else shown

@@ -20,7 +20,7 @@ from headrace.datasets.sft_records import SFTDataset
 from headrace.datasets.stream_windows import COMPUTED, FIELDS, StreamWindows, TrainType
 from headrace.errors import ConfigError
 from headrace.stores import Store, open_keys
-from headrace.stores import open as open_store
+from headrace.stores import open_tokens as open_store
 
 Layout = Literal["windows", "records"]
 _NOT_LOADED = "Dataset not loaded: call load(path) first"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
+from headrace.datasets.trace_origins import Origins
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 
@@ -72,6 +73,15 @@ class FilledDataset(Dataset):
         self.dataset.read_into(np.where(fillers, -1 - addresses, addresses), out, rows)
         places = np.arange(len(out["loss_mask"]))[rows]
         out["loss_mask"][places[fillers]] = 0
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """Of the dataset; nothing for samples that do not count."""
+        found = self.dataset.origins(np.maximum(addresses, 0))
+        return [() if filler else one for filler, one in zip((addresses < 0).tolist(), found, strict=True)]
+
+    def holders(self, document: int) -> IntArray:
+        """Of the dataset."""
+        return self.dataset.holders(document)
 
     def describe(self) -> str:
         """One line."""

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.datasets.gpt_masks import GPTMasks, attention_mask, document_borders, padded, position_ids
+from headrace.datasets.trace_origins import Origins, pieces
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.megatron import AlephAlphaOrder, GPTOrder, GPTSampling, SamplePieces, order_samples, split_ranges
 from headrace.stores import Store
-from headrace.stores import open as open_store
+from headrace.stores import open_tokens as open_store
 
 SPLIT_PARTS = ("train", "valid", "test")
 _ROWS = ("tokens", "labels", "loss_mask")
@@ -187,6 +188,13 @@ class GPTDataset(Dataset):
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: the numbers of the samples themselves; Megatron's order knows no keys."""
         return indices
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """The sequences of each sample; they are the documents of a store that is opened with sequences as such."""
+        found = self.order.locate(addresses)
+        some = found.lengths > 0
+        kept = np.append(0, np.cumsum(some))
+        return pieces(self.store, kept[found.offsets], found.sequences[some], found.begins[some], found.lengths[some])
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read samples into ``rows`` of ``out``."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, Sample, shown_fields
 from headrace.datasets.gpt import GPTDataset
+from headrace.datasets.tokenizers import check_one_tokenizer
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.megatron import (
@@ -38,14 +39,20 @@ class GPTBlend(Dataset):
         datasets: of equal fields.
         weights: one for each, positive; None for every sample once.
         size: how many samples; with weights only.
+        allow_different_tokenizers: take datasets whose manifests name different tokenisers, see `Blend`.
 
     Raises:
-        ConfigError: fields that differ, weights that are not positive, or a dataset with fewer samples than the blend
-            draws from it: before the run, where Megatron ends in the middle of it.
+        ConfigError: fields or tokenisers that differ, weights that are not positive, or a dataset with fewer samples
+            than the blend draws from it: before the run, where Megatron ends in the middle of it.
     """
 
     def __init__(
-        self, datasets: Sequence[Dataset], *, weights: Sequence[float] | None = None, size: int | None = None
+        self,
+        datasets: Sequence[Dataset],
+        *,
+        weights: Sequence[float] | None = None,
+        size: int | None = None,
+        allow_different_tokenizers: bool = False,
     ) -> None:
         if not datasets or (weights is not None and len(weights) != len(datasets)):
             raise ConfigError(f"{len(datasets)} datasets and {0 if weights is None else len(weights)} weights")
@@ -55,6 +62,8 @@ class GPTBlend(Dataset):
         for other in shown[1:]:
             if other != shown[0]:
                 raise ConfigError(f"the datasets of a blend have the same fields, found {shown[0]} and {other}")
+        if not allow_different_tokenizers:
+            check_one_tokenizer((f"dataset {number}", dataset) for number, dataset in enumerate(datasets))
         self.datasets = tuple(datasets)
         self.weights = None if weights is None else normalised_weights(weights)
         lengths = [len(dataset) for dataset in datasets]
@@ -75,6 +84,7 @@ class GPTBlend(Dataset):
         num_samples: int | None,
         build: Callable[[str, int | None], Dataset],
         era: Era = "core",
+        allow_different_tokenizers: bool = False,
     ) -> Dataset:
         """What Megatron's builder makes of ``--data-path``, one dataset where there is but one prefix.
 
@@ -82,25 +92,27 @@ class GPTBlend(Dataset):
             blend: ``"0.3 A 0.7 B"``, or prefixes alone, or a list of these words.
             num_samples: how many are wanted; None for each sample once.
             build: makes the dataset of a prefix with so many samples at least, None for one epoch.
+            allow_different_tokenizers: as for the class.
             era: how many each dataset is built for, which decides its order: since Megatron-LM of 2025-02, or before.
 
         Raises:
             ConfigError: the blend cannot be read, or as for the class.
         """
         prefixes, weights = parse_blend(blend)
+        allow = allow_different_tokenizers
         if weights is None and len(prefixes) == 1:
             return build(prefixes[0], num_samples)
         if weights is None or num_samples is None:
             datasets = [build(prefix, None) for prefix in prefixes]
             if num_samples is None:
-                return cls(datasets)
+                return cls(datasets, allow_different_tokenizers=allow)
             lengths = [len(dataset) for dataset in datasets]
-            return cls(datasets, weights=lengths, size=min(num_samples, sum(lengths)))
+            return cls(datasets, weights=lengths, size=min(num_samples, sum(lengths)), allow_different_tokenizers=allow)
         # Megatron's builder normalises, and its blend once more; the last bit may decide.
         shares = normalised_weights(weights)
         sizes = blend_sizes(shares, num_samples, era=era)
         datasets = [build(prefix, wanted) for prefix, wanted in zip(prefixes, sizes.num_samples, strict=True)]
-        return cls(datasets, weights=shares, size=sizes.size)
+        return cls(datasets, weights=shares, size=sizes.size, allow_different_tokenizers=allow)
 
     def __len__(self) -> int:
         return len(self.dataset_index)

@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.datasets.gpt import GPTDataset
+from headrace.datasets.trace_origins import Origins
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import derive, source_key
@@ -81,6 +82,10 @@ class GPTFIMDataset(Dataset):
             # What a partial sample is filled up with is no part of any document.
             text[row, :count] = fill_in_the_middle(text[row, :count], self.fim, KeyedDraws(derive(self._key, sample)))
         self.dataset.write(text, pieces, out, rows)
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """Of the dataset: what is rearranged stays in its sample."""
+        return self.dataset.origins(addresses)
 
     def describe(self) -> str:
         """One line."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headrace.datasets.dataset import Dataset
-from headrace.plan import BatchSchedule, Branch, Leaf, Node, Order, Plan
+from headrace.plan import BatchSchedule, Branch, Concat, Inner, Leaf, Limit, Node, Order, Plan, Repeat, Schedule
 
 
 def outline(plan: Plan, datasets: Sequence[Dataset], schedule: BatchSchedule, length: int | None) -> str:
@@ -31,12 +31,36 @@ def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Ite
         yield f"{first}{name}: {length}, {dataset.describe()}"
         return
     length = "endless" if node.num_samples is None else f"{node.num_samples:,} samples a pass"
-    yield f"{first}{name}: blend, {length}"
-    total = sum(node.shares)
-    for i, (child, share) in enumerate(zip(node.children, node.shares, strict=True)):
+    yield f"{first}{name}: {_KINDS[type(node)]}, {length}"
+    for i, (child, part) in enumerate(zip(node.children, _parts(node), strict=True)):
         last = i + 1 == len(node.children)
-        percent = f"{100 * share / total:.3f} % "
-        yield from _tree(child, by_path, rest + ("└─ " if last else "├─ ") + percent, rest + ("   " if last else "│  "))
+        if isinstance(node, Schedule) and 0 < i < len(node.children) - 1 and len(node.children) > _SHOWN:
+            # A ramp is up to a thousand of them.
+            if i == 1:
+                yield f"{rest}├─ {len(node.children) - 2:,} mixes between the first and the last"
+            continue
+        yield from _tree(child, by_path, rest + ("└─ " if last else "├─ ") + part, rest + ("   " if last else "│  "))
+
+
+_SHOWN = 4
+"""Of the mixes of a schedule; of more only the first and the last are shown."""
+
+_KINDS: dict[type[Node], str] = {
+    Branch: "blend",
+    Concat: "one after another",
+    Limit: "the first of every pass",
+    Repeat: "repeated",
+    Schedule: "one mix after another",
+}
+
+
+def _parts(node: Inner) -> list[str]:
+    """What stands before each child: its share, or where it begins."""
+    if isinstance(node, Branch):
+        return [f"{100 * share / sum(node.shares):.3f} % " for share in node.shares]
+    if isinstance(node, Schedule):
+        return [f"from sample {begin:,}: " for begin in node.begins.tolist()]
+    return [""] * len(node.children)
 
 
 def _order(order: Order) -> str:
@@ -44,6 +68,11 @@ def _order(order: Order) -> str:
         return "as stored, the same in every epoch"
     if order.kind == "full":
         return f"every epoch a permutation of all samples, seed {order.seed}"
+    if order.kind == "shards":
+        return (
+            f"slices of at most {order.max_samples_per_sequence:,} neighbours of a shard, the samples of "
+            f"{order.parallel_shard_iters:,} of them permuted together, seed {order.seed}"
+        )
     return (
         f"blocks of {order.block_samples:,} samples permuted, then samples within windows of {order.window_blocks:,} "
         f"blocks, seed {order.seed}"
@@ -53,6 +82,9 @@ def _order(order: Order) -> str:
 def _deviation(root: Node, datasets: Sequence[Dataset]) -> Iterator[str]:
     """How far the tokens of each source may stray from its token share while its samples keep to theirs."""
     if isinstance(root, Branch):
+        if not all(dataset.has_tokens for dataset in datasets):
+            yield f"expected deviation: below 2 samples of each of {len(datasets)} sources at every prefix"
+            return
         worst = max(dataset.deviation_tokens_per_sample for dataset in datasets)
         tokens = max(dataset.num_tokens_per_sample for dataset in datasets)
         yield (

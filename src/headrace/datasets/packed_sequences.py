@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from headrace.datasets.assembly import Ranges, Rows
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
 from headrace.datasets.pack_plans import StoreLengths, make_plan
+from headrace.datasets.trace_origins import Origins, checked, pieces
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.packing import Packing, PackingLedger, PackItems
@@ -24,6 +25,7 @@ from headrace.stores import Store
 
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 _PACK_BITS = 32
+_CHUNK = 1 << 16
 _log = logging.getLogger("headrace")
 
 
@@ -166,6 +168,32 @@ class PackedSequenceDataset(Dataset):
         if not (addresses >> _PACK_BITS).any():
             return self.plan.items(packs)
         return self.plan.items(packs, (addresses >> (_PACK_BITS + 1)).astype(np.uint64))
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """The pieces of documents in each pack."""
+        items = self.items(addresses)
+        return pieces(self.store, items.offsets, items.documents, items.begins, items.lengths)
+
+    def holders(self, document: int) -> IntArray:
+        """The packs of a document; with ``repack`` all that may get it in some epoch. One pass over the plan."""
+        checked(self.store, document)
+        found, lengths = self._packs_with("documents", [document])
+        if self.packing.repack:
+            # Documents change places with those of the same length; what is cut off in full packs stays.
+            found = np.union1d(found, self._packs_with("lengths", lengths)[0])
+        return found
+
+    def _packs_with(self, name: str, values: list[int]) -> tuple[IntArray, list[int]]:
+        """The packs with a piece of which something is one of some values, and the lengths of such pieces."""
+        packs: list[IntArray] = [np.empty(0, dtype=np.int64)]
+        lengths: set[int] = set()
+        for first in range(0, len(self), _CHUNK):
+            some = np.arange(first, min(first + _CHUNK, len(self)), dtype=np.int64)
+            items = self.plan.items(some)
+            there = np.flatnonzero(np.isin(getattr(items, name), values))
+            packs.append(some[np.searchsorted(items.offsets, there, side="right") - 1])
+            lengths.update(items.lengths[there].tolist())
+        return np.unique(np.concatenate(packs)), sorted(lengths)
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read the packs at ``addresses`` into ``rows`` of ``out``."""

@@ -13,6 +13,7 @@ import numpy as np
 from headrace.datasets.collation import Collation, Grid, Side
 from headrace.datasets.dataset import Dataset, Sample
 from headrace.datasets.record_keys import RecordKey
+from headrace.datasets.trace_origins import Origins, record_origins, record_sample
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL
@@ -127,6 +128,14 @@ class RecordDataset(Dataset):
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: numbers of records."""
         return indices
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """The record itself."""
+        return record_origins(self.store, addresses)
+
+    def holders(self, document: int) -> IntArray:
+        """The record itself."""
+        return record_sample(self.store, document)
 
     def read(self, addresses: IntArray) -> Sample:
         """The records at some addresses as one batch."""

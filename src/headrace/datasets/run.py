@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -11,14 +12,29 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.datasets.blend import Blend
 from headrace.datasets.buckets import Buckets
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty, repeated
+from headrace.datasets.homogeneous import homogeneous_samples
+from headrace.datasets.mix import Mix, named_datasets, node_of
 from headrace.datasets.outline import outline
 from headrace.datasets.packed_sequences import PackedSequenceDataset
+from headrace.datasets.run_file import save_run
 from headrace.datasets.supervision import any_unsupervised, check_supervised
+from headrace.datasets.trace_answers import Times, Traced
+from headrace.datasets.trace_history import SHOWN, History
+from headrace.datasets.trace_run import history_of
 from headrace.errors import ConfigError
-from headrace.plan import ORDER_FORMAT, BatchSchedule, Branch, IntArray, Leaf, Lookup, Node, Order, Plan, Recipe
+from headrace.plan import (
+    ORDER_FORMAT,
+    BatchSchedule,
+    IntArray,
+    Leaf,
+    Lookup,
+    Order,
+    Plan,
+    Recipe,
+    node_recipe,
+)
 from headrace.plan.bucketing import Bucketing
 from headrace.plan.packing import PackingLedger
 
@@ -38,9 +54,10 @@ class Located(NamedTuple):
 class Run:
     """All that decides which samples make step N. Ranks, micro-batches and workers are not part of it.
 
-    ``data`` is a dataset or a blend; ``global_batch_size`` a number, or pieces ``[(first step, size), ...]``. The run
-    is endless, unless ``epochs`` passes or ``samples`` samples are given, or the blend has an end of its own: then it
-    is one pass. The last step of a run that ends may be short; ``drop_last`` leaves it out.
+    ``data`` is a dataset, or a blend or another `Mix` of some; ``global_batch_size`` a number, or pieces
+    ``[(first step, size), ...]``. The run is endless, unless ``epochs`` passes or ``samples`` samples are given, or the
+    mix has an end of its own: then it is one pass. The last step of a run that ends may be short; ``drop_last`` leaves
+    it out.
 
     ``bucketing`` brings records of similar length together within windows of steps. It looks at the lengths of a window
     when a sample of it is first asked for; a run with an end that has it keeps its length, since the last window ends
@@ -55,7 +72,7 @@ class Run:
 
     def __init__(
         self,
-        data: Dataset | Blend,
+        data: Dataset | Mix,
         *,
         global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]],
         order: Order | None = None,
@@ -69,9 +86,9 @@ class Run:
         self.data = data
         self.order = order or Order()
         self.schedule = BatchSchedule.of(global_batch_size)
-        self.datasets = tuple(data.datasets()) if isinstance(data, Blend) else (data,)
-        root: Node = data.node() if isinstance(data, Blend) else Leaf("", len(data))
-        self.plan = Plan(root, self.order)
+        self.plan = Plan(node_of("", data), self.order)
+        by_path = named_datasets(data)
+        self.datasets = tuple(by_path[leaf.path] for leaf in self.plan.leaves)
         self.drop_last = drop_last
         self._check_endless(epochs)
         self.length = self._length(epochs, samples)
@@ -80,7 +97,7 @@ class Run:
         self._buckets = None if bucketing is None else self._make_buckets(bucketing)
 
     @classmethod
-    def validation(cls, data: Dataset | Blend, *, global_batch_size: int) -> Run:
+    def validation(cls, data: Dataset | Mix, *, global_batch_size: int) -> Run:
         """Every sample exactly once, in order, for any number of ranks."""
         return cls(data, global_batch_size=global_batch_size, order=Order(kind="none"), epochs=1)
 
@@ -128,7 +145,7 @@ class Run:
             length = index(epochs) * one_pass
         elif samples is not None:
             length = index(samples)
-        elif isinstance(self.data, Blend) and one_pass is not None:
+        elif one_pass is not None and not isinstance(self.plan.root, Leaf):
             length = one_pass
         else:
             return None
@@ -145,6 +162,14 @@ class Run:
     def num_steps(self) -> int | None:
         """The number of steps, None for an endless run."""
         return None if self.length is None else self.schedule.step_of(self.length - 1) + 1
+
+    @cached_property
+    def block_samples(self) -> int | None:
+        """How many consecutive samples come from one source where `BlendDataset` promises that, None elsewhere.
+
+        They begin at the multiples of that number, so that micro-batches which divide it are of one source each.
+        """
+        return homogeneous_samples(self.plan.root)
 
     @property
     def fields(self) -> Fields:
@@ -285,8 +310,8 @@ class Run:
         return Recipe(
             format=dict(ORDER_FORMAT),
             dataset={leaf.path: dataset.recipe for leaf, dataset in datasets},
-            blend=_blend_recipe(self.plan.root),
-            order=_order_recipe(self.order),
+            blend=node_recipe(self.plan.root),
+            order=self.order.recipe,
             batch=self._batch_recipe(),
         )
 
@@ -298,6 +323,42 @@ class Run:
             recipe["bucketing"] = {**bucketing, "seed": self.order.seed, "num_samples": self.length, "version": 1}
         return recipe
 
+    def save(self, path: str | os.PathLike[str], *, position: int | None = None, step: int | None = None) -> None:
+        """Write all that says what comes when, for ``headrace trace``: a few KB, without the data. By one process.
+
+        Call it at every start, with ``position=loader.position``. A run that goes on as it was adds nothing; one that
+        was changed holds from there on, and what the file says of later steps is dropped, since they were undone.
+        Without a position, only a file that is new or of the same run is taken.
+
+        Args:
+            path: ``run.json``, beside the checkpoints.
+            position: of this run, at which it begins or goes on.
+            step: the step of the training that this is, where it is not that of the run.
+
+        Raises:
+            ConfigError: the file is of another run and no position was given; the run has no such position.
+            StateError: the file is damaged, or something else.
+            OutputError: it cannot be written.
+        """
+        save_run(self, path, position=position, step=step)
+
+    @property
+    def history(self) -> History:
+        """The run as the one chapter of a history, to be asked in more ways than by the two methods below."""
+        return history_of(self, self._buckets)
+
+    def trace_step(self, step: int) -> list[Traced]:
+        """The samples of a step, in order, and what each is made of. Reads no samples; raises ConfigError: no step."""
+        return self.history.step(step)
+
+    def trace_sample(self, source: str, index: int, *, until_step: int | None = None, limit: int = SHOWN) -> Times:
+        """When a sample of a source comes: the first times, and how many there are up to a step or to the end.
+
+        ``source`` is a path as in ``paths``, ``"."`` for a single dataset. Of a run without an end, and without
+        ``until_step``, ``limit`` epochs are looked at. Raises ConfigError: there is no such source or sample.
+        """
+        return self.history.sample(source, index, until_step=until_step, limit=limit)
+
     def describe(self) -> str:
         """The mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
         return outline(self.plan, self.datasets, self.schedule, self.length)
@@ -305,13 +366,6 @@ class Run:
     def __repr__(self) -> str:
         length = "endless" if self.length is None else f"{self.length:,} samples in {self.num_steps:,} steps"
         return f"<Run: {len(self.datasets)} sources, {length}>"
-
-
-def _order_recipe(order: Order) -> dict[str, Any]:
-    """What of an order decides anything: sizes of blocks only where there are blocks, the seed where there is luck."""
-    every = msgspec.to_builtins(order)
-    matter = {"full": ("kind", "seed"), "blocks": tuple(every), "none": ("kind",)}[order.kind]
-    return {name: every[name] for name in matter}
 
 
 def _by_source(sources: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
@@ -326,10 +380,3 @@ def _by_source(sources: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
             yield int(ordered[first]), slice(row, row + 1)
         elif end > first:
             yield int(ordered[first]), rows[first:end]
-
-
-def _blend_recipe(node: Node) -> dict[str, Any]:
-    if isinstance(node, Branch):
-        children = [_blend_recipe(child) for child in node.children]
-        return {"path": node.path, "shares": list(node.shares), "num_samples": node.num_samples, "children": children}
-    return {"path": node.path, "num_samples": node.num_samples}

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
+from headrace.datasets.trace_origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.stores import Store
@@ -133,6 +134,11 @@ class StreamWindows(Dataset):
         return stream.dtypes[stream.keys[0]]
 
     @property
+    def stores(self) -> tuple[Store, ...]:
+        """One a stream."""
+        return tuple(self._streams.values())
+
+    @property
     def num_tokens_per_sample(self) -> float:
         """The window."""
         return float(self.window_size)
@@ -166,6 +172,15 @@ class StreamWindows(Dataset):
         places = begins[:, None] + np.arange(self.window_size)
         documents = tokens.find_documents(places.reshape(-1))
         return places - tokens.document_begins(documents).reshape(places.shape)
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """The documents of the first key that its tokens are of."""
+        return window_origins(self.stores[0], addresses, self.window_size)
+
+    def holders(self, document: int) -> IntArray:
+        """The windows over a document of the first key."""
+        size = self.window_size
+        return windows_over(self.stores[0], document, stride=self.stride, length=size, phases=1, num_samples=len(self))
 
     def describe(self) -> str:
         """One line."""

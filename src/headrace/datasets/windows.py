@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
+from headrace.datasets.trace_origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, derive_array
 from headrace.stores import Store
@@ -144,6 +145,16 @@ class WindowDataset(Dataset):
         stops = np.append(columns[1:], 0)
         stops[ends - 1] = self.window_tokens
         return documents, columns, stops - columns
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """The documents that the input tokens are of."""
+        return window_origins(self.store, addresses, self.window_tokens)
+
+    def holders(self, document: int) -> IntArray:
+        """The windows over a document, under any phase."""
+        phases = self._num_phases if self.phase else 1
+        size = self.window_tokens
+        return windows_over(self.store, document, stride=self.stride, length=size, phases=phases, num_samples=len(self))
 
     def describe(self) -> str:
         """One line."""

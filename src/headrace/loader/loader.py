@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.datasets import Run
+from headrace.datasets.homogeneous import check_micro_batches
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write
 from headrace.loader.packed import add_segments, verify
 from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Reading, filled
+from headrace.loader.reading import Reader, Reading
 from headrace.loader.spans import Batch, divide, spans
 from headrace.loader.totals import StepTotals, add_totals
 from headrace.plan import Cursor, Recipe, Share
@@ -50,6 +51,7 @@ class Loader:
         restart: whether each iteration begins at position 0.
         debug: check every packed micro-batch before it is handed out, each field against every other one; a
             contradiction is a HeadraceError. Takes about as long as reading it twice.
+        position: where to begin, as by ``start_at``.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Loader:
         uneven: Literal["deal", "refuse"] = "deal",
         restart: bool = False,
         debug: bool = False,
+        position: int = 0,
     ) -> None:
         micro_batch_size = index(micro_batch_size)
         if micro_batch_size < 1:
@@ -71,6 +74,7 @@ class Loader:
         self.run = run
         self.ranks = ranks or Ranks.detect()
         self.reading = reading or Reading()
+        self._reader = Reader(run, self.reading)
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
         if uneven == "refuse":
             self._refuse_uneven()
@@ -79,6 +83,8 @@ class Loader:
         self._loaded = False
         self._position = 0
         self._iteration = 0
+        self.start_at(position)
+        self._loaded = position > 0
 
     def _refuse_uneven(self) -> None:
         sizes = {size for _, size in self.run.schedule.pieces}
@@ -91,6 +97,12 @@ class Loader:
                 f"{self._share.micro_batch_size} = {together}: change one of them, drop a short last step with "
                 "drop_last=True, or allow uneven micro-batches with uneven='deal'"
             )
+
+    def _check_blocks(self, position: int) -> None:
+        """Raise ConfigError where a micro-batch from a position on would be of two sources, and must not be."""
+        run = self.run
+        if run.block_samples is not None:
+            check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position)
 
     @property
     def position(self) -> int:
@@ -117,7 +129,7 @@ class Loader:
         totals = StepTotals(self.run) if self.run.is_counted else None
         if totals is not None:
             self.run.check_supervised(self._position)
-        for span, rows in filled(self.run, work, self.reading):
+        for span, rows in self._reader.filled(work):
             batches = divide(rows, span, self.run.constants)
             if totals is not None:
                 add_totals(batches, span, totals)
@@ -148,10 +160,12 @@ class Loader:
 
         Raises:
             StateError: not a state, damaged, of an unknown version, or of another run; nothing has changed then.
+            ConfigError: from there on a micro-batch would be of two sources, see `BlendDataset`; nothing has changed.
         """
         saved = recipe if isinstance(recipe, Recipe) or recipe is None else load_recipe(recipe)
         cursor = Cursor.from_dict(state)
         cursor.verify(self.run.recipe, self.run.schedule, self.run.length, saved=saved)
+        self._check_blocks(cursor.position)
         self._position = cursor.position
         self._loaded = True
         self._iteration += 1
@@ -166,9 +180,14 @@ class Loader:
         if position < 0 or (self.run.length is not None and position > self.run.length):
             length = "endless run" if self.run.length is None else f"run of {self.run.length:,} samples"
             raise ConfigError(f"position {position:,} is outside this {length}")
+        self._check_blocks(position)
         self._position = position
         self._loaded = True
         self._iteration += 1
+
+    def close(self) -> None:
+        """End worker processes that wait for another iteration; it starts new ones. Else they end with the loader."""
+        self._reader.close()
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
         """Write what decides this run as JSON, once, beside the checkpoints."""

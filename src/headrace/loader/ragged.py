@@ -27,14 +27,18 @@ def read_ragged(run: Run, located: Located, sizes: list[int]) -> Batch:
     """The micro-batches of these sizes, each padded for itself."""
     ends = np.cumsum(sizes).tolist()
     batches = [run.read(located.rows(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
-    names = [name for name, value in batches[0].items() if isinstance(value, np.ndarray)]
-    flat: Batch = {
-        name: torch.from_numpy(np.concatenate([batch[name].reshape(-1) for batch in batches])) for name in names
-    }
+    names = [name for name, value in batches[0].items() if isinstance(value, np.ndarray | torch.Tensor)]
+    flat: Batch = {name: _flat([batch[name].reshape(-1) for batch in batches]) for name in names}
     shapes = [{name: batch[name].shape for name in names} for batch in batches]
     others = [{name: value for name, value in batch.items() if name not in flat} for batch in batches]
     flat[_REST] = list(zip(shapes, others, strict=True))
     return flat
+
+
+def _flat(pieces: list[Any]) -> torch.Tensor:
+    if isinstance(pieces[0], torch.Tensor):
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return torch.from_numpy(np.concatenate(pieces))
 
 
 def is_ragged(batch: Batch) -> bool:

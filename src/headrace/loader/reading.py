@@ -7,53 +7,81 @@ from collections.abc import Iterator
 from itertools import cycle
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from headrace.datasets import Run, Sample
 from headrace.errors import ConfigError
 from headrace.loader.buffers import Buffers
 from headrace.loader.spans import Batch, Span, read
+from headrace.loader.workers import Workers
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where samples are read, and how far ahead.
 
     Token data is best read in threads of this process: handing tensors between processes costs many times the reading.
-    ``num_threads=0, num_workers=0`` reads when a batch is asked for. ``prefetch`` is the number of spans (about 4 MiB
-    each) kept ready, a thread or worker. ``pin_memory`` None pins when CUDA is there. ``start_method`` is how worker
-    processes start (``"fork"``, ``"spawn"``, ``"forkserver"``; None: Python's default).
+    Media, whose decoding holds the interpreter, are best read in worker processes.
+    ``num_threads=0, num_workers=0`` reads when a batch is asked for.
+
+    Attributes:
+        num_threads: that read, if there are no workers.
+        num_workers: processes of torch's ``DataLoader``.
+        prefetch: spans kept ready, a thread or worker: about 4 MiB each, of media one micro-batch. None: 1 of threads,
+            2 of workers.
+        pin_memory: None pins when CUDA is there.
+        start_method: how workers start; None forks where that is safe, which it is not with CUDA, communication between
+            ranks or other threads, and else takes ``"forkserver"`` (``"spawn"`` where there is none): datasets and the
+            functions in them then have to pickle, and a script needs ``if __name__ == "__main__"``.
+        persistent_workers: whether workers stay for the next iteration of the loader, as long as it lives.
+        timeout_s: how long a batch of a worker may take to come; then it is a WorkerError.
     """
 
     num_threads: int = 1
     num_workers: int = 0
-    prefetch: int = 1
+    prefetch: int | None = None
     pin_memory: bool | None = None
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
+    persistent_workers: bool = True
+    timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for negative counts."""
-        if self.num_threads < 0 or self.num_workers < 0 or self.prefetch < 1:
+        """Raise ConfigError for negative counts, and for a timeout that never comes."""
+        if self.num_threads < 0 or self.num_workers < 0 or (self.prefetch is not None and self.prefetch < 1):
             raise ConfigError(
                 f"num_threads and num_workers are at least 0 and prefetch at least 1, found {self.num_threads}, "
                 f"{self.num_workers} and {self.prefetch}"
             )
+        if not 0 < self.timeout_s < float("inf"):
+            raise ConfigError(f"timeout_s is a number of seconds above 0, found {self.timeout_s}")
 
 
 Filled = Iterator[tuple[Span, Batch]]
 
 
-def filled(run: Run, spans: Iterator[Span], reading: Reading) -> Filled:
-    """Every span with its batch, in order."""
-    pin = torch.cuda.is_available() if reading.pin_memory is None else reading.pin_memory
-    if reading.num_workers:
-        return _in_workers(run, spans, reading, pin=pin)
-    if reading.num_threads:
-        return _in_threads(run, spans, reading, pin=pin)
-    return _when_asked(run, spans, pin=pin)
+class Reader:
+    """Reads the spans of one run, stream after stream; a new stream ends the one before."""
+
+    def __init__(self, run: Run, reading: Reading) -> None:
+        self._run = run
+        self._reading = reading
+        self._pin = torch.cuda.is_available() if reading.pin_memory is None else reading.pin_memory
+        self._workers = Workers(run, reading, pin=self._pin) if reading.num_workers else None
+
+    def filled(self, spans: Iterator[Span]) -> Filled:
+        """Every span with its batch, in order."""
+        if self._workers is not None:
+            return self._workers.filled(spans)
+        if self._reading.num_threads:
+            return _in_threads(self._run, spans, self._reading, pin=self._pin)
+        return _when_asked(self._run, spans, pin=self._pin)
+
+    def close(self) -> None:
+        """End worker processes; threads end with their stream."""
+        if self._workers is not None:
+            self._workers.close()
 
 
 def _when_asked(run: Run, spans: Iterator[Span], *, pin: bool) -> Filled:
@@ -112,7 +140,7 @@ def _in_threads(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool)
                 break
             thread.send(later, _memory(run, buffers, later))
             ahead.append((later, thread))
-            if len(ahead) > reading.num_threads * reading.prefetch:
+            if len(ahead) > reading.num_threads * (reading.prefetch or 1):
                 span, first = ahead.popleft()
                 yield span, first.receive()
         for span, first in ahead:
@@ -129,46 +157,3 @@ def _memory(run: Run, buffers: Buffers, span: Span) -> Sample | None:
 
 def _pinned(batch: Batch) -> Batch:
     return {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
-
-
-def _in_workers(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool) -> Filled:
-    order = _SpanSampler(spans)
-    loader: DataLoader[Batch] = DataLoader(
-        _SpanReader(run),
-        sampler=order,
-        batch_size=None,
-        collate_fn=_as_is,
-        num_workers=reading.num_workers,
-        prefetch_factor=reading.prefetch,
-        pin_memory=pin,
-        multiprocessing_context=reading.start_method,
-    )
-    for batch in loader:
-        yield order.sent.popleft(), batch
-
-
-class _SpanSampler(Sampler[Span]):
-    """Hands spans to the DataLoader, which returns their batches in the same order."""
-
-    def __init__(self, spans: Iterator[Span]) -> None:
-        self.sent: deque[Span] = deque()
-        self._spans = spans
-
-    def __iter__(self) -> Iterator[Span]:
-        for span in self._spans:
-            self.sent.append(span)
-            yield span
-
-
-class _SpanReader(Dataset[Batch]):
-    """The worker's side: a span in, its rows out."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __getitem__(self, span: Span) -> Batch:
-        return read(self._run, span)
-
-
-def _as_is(batch: Any) -> Any:
-    return batch

@@ -68,7 +68,9 @@ def spans(run: Run, share: Share, position: int) -> Iterator[Span]:
 
 
 def _row_bytes(run: Run) -> int:
-    """Bytes of a sample in a batch; of records about."""
+    """Bytes of a sample in a batch; of records about. Of media they are not known, and a span is one micro-batch."""
+    if not all(dataset.has_tokens for dataset in run.datasets):
+        return SPAN_BYTES
     tokens = int(max(dataset.num_tokens_per_sample for dataset in run.datasets)) if run.is_ragged else 1
     return sum(abs(prod(shape)) * tokens * dtype.itemsize for shape, dtype in run.fields.values())
 

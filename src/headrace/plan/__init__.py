@@ -2,7 +2,8 @@
 
     position ---- BatchSchedule, Share ----> step N, rank r, micro-step j take the positions [b, b + m)
        |
-       +-- Plan: BlendTree (source, rank) -> epoch -> Order (permutation) --> (source, epoch, sample index)
+       +-- Plan: tree of nodes (source, rank) -> epoch -> Order (permutation) --> (source, epoch, sample index)
+                 and back, for where a sample is seen
 
     Recipe   what decides all this, hashed by part          Cursor   how far a run has come: the whole state
 
@@ -14,12 +15,29 @@ from headrace.plan.blend import BlendTree, counts_until, quantised
 from headrace.plan.bucketing import Bucketing, bucketed
 from headrace.plan.cursor import Cursor
 from headrace.plan.keys import IntArray, KeyArray, derive_array
+from headrace.plan.nodes import (
+    Branch,
+    Concat,
+    Inner,
+    Leaf,
+    Limit,
+    Node,
+    Repeat,
+    Schedule,
+    leaf_counts,
+    leaves,
+    node_recipe,
+)
 from headrace.plan.order import Order
+from headrace.plan.order_quality import OrderQuality, order_quality
 from headrace.plan.permutation import permute, unpermute
 from headrace.plan.recipe import ORDER_FORMAT, Recipe
 from headrace.plan.schedule import BatchSchedule
+from headrace.plan.shards import Shards
 from headrace.plan.split import MicroBatches, Share, micro_batches
-from headrace.plan.tree import Branch, Leaf, Lookup, Node, Plan, leaves
+from headrace.plan.subset import Subset
+from headrace.plan.tree import Lookup, Plan, Seen
+from headrace.plan.weight_ramp import linear_ramp
 
 __all__ = [
     "ORDER_FORMAT",
@@ -27,24 +45,37 @@ __all__ = [
     "BlendTree",
     "Branch",
     "Bucketing",
+    "Concat",
     "Cursor",
+    "Inner",
     "IntArray",
     "KeyArray",
     "Leaf",
+    "Limit",
     "Lookup",
     "MicroBatches",
     "Node",
     "Order",
+    "OrderQuality",
     "Plan",
     "Recipe",
+    "Repeat",
+    "Schedule",
+    "Seen",
+    "Shards",
     "Share",
+    "Subset",
     "apportion",
     "bucketed",
     "counts_until",
     "derive_array",
     "exact_weights",
+    "leaf_counts",
     "leaves",
+    "linear_ramp",
     "micro_batches",
+    "node_recipe",
+    "order_quality",
     "permute",
     "quantised",
     "rounded",

@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -59,6 +60,8 @@ class BlendTree:
         self._left_shares = np.array(left_shares, dtype=np.int64)
         self._totals = np.array(totals, dtype=np.int64)
 
+        self._num_sources = len(shares)
+
     def split(self, positions: IntArray) -> tuple[IntArray, IntArray]:
         """(n,) int64 positions -> (n,) int64 sources and (n,) int64 ranks within their sources."""
         ranks = positions.copy()
@@ -78,6 +81,46 @@ class BlendTree:
             nodes[active] = node
             active = active[node >= 0]
         return ~nodes, ranks
+
+    def join(self, source: int, ranks: IntArray) -> IntArray:
+        """(n,) int64: the position of each of (n,) int64 ranks of a source; undoes ``split`` by walking up the tree.
+
+        Item r of the left child is the first g of the node for which more than r went left before g + 1: the smallest
+        with (g + 1) p / t + 1/2 >= r + 1. For the right child it is the smallest with (g + 1) q / t - 1/2 > r. As with
+        ``split`` the caller sees to it that positions stay below 2^62.
+        """
+        at = ~source
+        positions = ranks.copy()
+        while at != self._root:
+            node, is_left = self._parents[at]
+            total, left = int(self._totals[node]), int(self._left_shares[node])
+            share = left if is_left else total - left
+            whole, rest = divmod(total, share)
+            quotient, phase = scaled(positions, np.full_like(positions, rest), np.full_like(positions, share))
+            # The item is (2 r + 1) t / (2 share), rounded down, or up and one less.
+            positions = positions * whole + quotient + (2 * phase + (total - is_left)) // (2 * share)
+            at = node
+        return positions
+
+    def counts(self, num_positions: int) -> list[int]:
+        """How many of the first ``num_positions`` fall to each source: closed form, O(sources), of any size."""
+        below = {self._root: num_positions}
+        # Parents are made after their children.
+        for node in reversed(range(len(self._totals))):
+            total, left = int(self._totals[node]), int(self._left_shares[node])
+            here = below.pop(node)
+            went_left = (2 * here * left + total) // (2 * total)
+            right_child, left_child = self._children[:, node].tolist()
+            below[left_child], below[right_child] = went_left, here - went_left
+        return [below.get(~source, 0) for source in range(self._num_sources)]
+
+    @cached_property
+    def _parents(self) -> dict[int, tuple[int, bool]]:
+        """Of every node but the root: its parent, and whether it is the left child."""
+        rights, lefts = self._children.tolist()
+        return {child: (node, False) for node, child in enumerate(rights)} | {
+            child: (node, True) for node, child in enumerate(lefts)
+        }
 
 
 def quantised(weights: Sequence[Weight]) -> list[int]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.plan.keys import IntArray, KeyArray, derive_array
-from headrace.plan.permutation import permute, unpermute
+from headrace.plan.block_order import block_indices, block_ranks
+from headrace.plan.keys import IntArray, KeyArray
+from headrace.plan.permutation import one_if_equal, permute, unpermute
+from headrace.plan.shards import Shards
+from headrace.plan.virtual_shards import VirtualShards
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,69 +22,86 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ``full``    each epoch is a permutation of all samples, another one every epoch;
         ``blocks``  blocks of ``block_samples`` neighbours are permuted, then the samples within every window of
                     ``window_blocks`` blocks: reads stay near each other, for disks and stores that want it;
+        ``shards``  slices of at most ``max_samples_per_sequence`` neighbours of one shard, their borders moved every
+                    epoch, are permuted so that each window has about ``parallel_shard_iters`` of them, of as many
+                    different shards as there are; then the samples within each window are;
         ``none``    sample 0, 1, 2, ... in every epoch, and every epoch the same: no phases either.
     """
 
-    kind: Literal["full", "blocks", "none"] = "full"
+    kind: Literal["full", "blocks", "shards", "none"] = "full"
     seed: int = 0
     block_samples: int = 1024
     window_blocks: int = 16
+    max_samples_per_sequence: int = 100
+    parallel_shard_iters: int = 128
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown kind, a seed that is no integer, or sizes below 1."""
         if not isinstance(self.seed, int):
             raise ConfigError(f"seed is {self.seed!r}; a seed is any integer")
-        if self.kind not in ("full", "blocks", "none"):
-            raise ConfigError(f"order kind is {self.kind!r}; allowed are 'full', 'blocks', 'none'")
+        if self.kind not in _MATTERS:
+            raise ConfigError(f"order kind is {self.kind!r}; allowed are {', '.join(map(repr, _MATTERS))}")
         if self.block_samples < 1 or self.window_blocks < 1:
             raise ConfigError(
                 f"block_samples and window_blocks are at least 1, found {self.block_samples} and {self.window_blocks}"
             )
+        if not 1 <= self.max_samples_per_sequence <= _MAX_WINDOW // max(1, self.parallel_shard_iters):
+            raise ConfigError(
+                "max_samples_per_sequence and parallel_shard_iters are at least 1, and together at most 2^31 samples, "
+                f"found {self.max_samples_per_sequence} and {self.parallel_shard_iters}"
+            )
+        if self.parallel_shard_iters < 1:
+            raise ConfigError(f"parallel_shard_iters is at least 1, found {self.parallel_shard_iters}")
 
-    def indices(self, ranks: IntArray, epoch_keys: KeyArray, num_samples: int) -> IntArray:
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What of it decides anything: sizes only where there are blocks or shards, the seed where there is luck."""
+        every = msgspec.to_builtins(self)
+        versions = {"version": 1} if self.kind == "shards" else {}
+        return {name: every[name] for name in _MATTERS[self.kind]} | versions
+
+    def indices(
+        self, ranks: IntArray, epoch_keys: KeyArray, num_samples: int, shards: Shards | None = None
+    ) -> IntArray:
         """(n,) int64: the sample index at each rank of an epoch.
 
-        ``ranks`` is (n,) int64 in [0, num_samples); ``epoch_keys`` (n,) uint64, the key of the epoch of each.
+        ``ranks`` is (n,) int64 in [0, num_samples); ``epoch_keys`` (n,) uint64, the key of the epoch of each. Only
+        ``kind="shards"`` looks at the shards; where none are given, all samples are one.
         """
         if self.kind == "none":
             return ranks
         if self.kind == "full":
-            return permute(ranks, num_samples, _one_if_equal(epoch_keys))
-        return _by_blocks(ranks, epoch_keys, num_samples, min(self.block_samples, num_samples), self.window_blocks)
+            return permute(ranks, num_samples, one_if_equal(epoch_keys))
+        if self.kind == "blocks":
+            return block_indices(ranks, epoch_keys, num_samples, self.block_samples, self.window_blocks)
+        return self.virtual_shards(num_samples, shards).indices(ranks, epoch_keys)
+
+    def ranks(
+        self, indices: IntArray, epoch_keys: KeyArray, num_samples: int, shards: Shards | None = None
+    ) -> IntArray:
+        """(n,) int64: the rank of each sample index within its epoch; undoes ``indices`` at the same cost."""
+        if self.kind == "none":
+            return indices
+        if self.kind == "full":
+            return unpermute(indices, num_samples, one_if_equal(epoch_keys))
+        if self.kind == "blocks":
+            return block_ranks(indices, epoch_keys, num_samples, self.block_samples, self.window_blocks)
+        return self.virtual_shards(num_samples, shards).ranks(indices, epoch_keys)
+
+    def virtual_shards(self, num_samples: int, shards: Shards | None) -> VirtualShards:
+        """The slices and windows of a source, for ``kind="shards"``; the last few thousand are kept."""
+        borders = Shards.whole(num_samples) if shards is None else shards
+        return _virtual_shards(borders, self.max_samples_per_sequence, self.parallel_shard_iters)
 
 
-def _one_if_equal(keys: KeyArray) -> int | KeyArray:
-    """A chunk of positions mostly lies in one epoch; one key is cheaper than many equal ones."""
-    if keys.size and bool((keys == keys[0]).all()):
-        return int(keys[0])
-    return keys
+_MAX_WINDOW = 1 << 31
 
+_MATTERS = {
+    "full": ("kind", "seed"),
+    "blocks": ("kind", "seed", "block_samples", "window_blocks"),
+    "none": ("kind",),
+    "shards": ("kind", "seed", "max_samples_per_sequence", "parallel_shard_iters"),
+}
+"""The kinds, and for each the fields that decide anything."""
 
-def _by_blocks(ranks: IntArray, epoch_keys: KeyArray, num_samples: int, block: int, window: int) -> IntArray:
-    """Permuted blocks in slots, then samples permuted within each window of slots.
-
-    The last block may be short by ``missing`` samples. It lands in some slot, and all slots after that one begin
-    earlier by as many: with blocks [0 1 2] [3 4 5] [6 7] in slots (1, 2, 0), the slots begin at ranks 0, 3, 5.
-    """
-    num_blocks = -(-num_samples // block)
-    missing = num_blocks * block - num_samples
-    block_keys = _one_if_equal(derive_array(epoch_keys, np.zeros(1, dtype=np.int64)))
-    short_slot = unpermute(np.full_like(ranks, num_blocks - 1), num_blocks, block_keys)
-
-    def begin(slots: IntArray) -> IntArray:
-        return slots * block - np.where(slots > short_slot, missing, 0)
-
-    def slot_of(places: IntArray) -> IntArray:
-        return np.where(places < begin(short_slot + 1), places, places + missing) // block
-
-    windows = slot_of(ranks) // window
-    window_begin = begin(windows * window)
-    window_length = begin(np.minimum((windows + 1) * window, num_blocks)) - window_begin
-    window_keys = derive_array(epoch_keys, windows + 1)
-    places = ranks.copy()
-    for length in np.unique(window_length).tolist():
-        chosen = np.flatnonzero(window_length == length)
-        offsets = (ranks - window_begin)[chosen]
-        places[chosen] = window_begin[chosen] + permute(offsets, length, _one_if_equal(window_keys[chosen]))
-    slots = slot_of(places)
-    return permute(slots, num_blocks, block_keys) * block + (places - begin(slots))
+_virtual_shards = lru_cache(maxsize=4096)(VirtualShards)

@@ -86,6 +86,19 @@ def micro_batches(
     return MicroBatches(*(np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in columns))
 
 
+def taken_by(offset: int, size: int, world_size: int, micro_batch_size: int) -> tuple[int, int]:
+    """The rank and the micro-step that take the position at an offset of a step of ``size`` positions.
+
+    Where a run goes on in the middle of a step, offset and size are those of what is left of it.
+    """
+    together = world_size * micro_batch_size
+    micro_step, within = divmod(offset, together)
+    if (left := size - micro_step * together) >= together:
+        return within // micro_batch_size, micro_step
+    # The last rank whose part begins at the position or before it: floor(r * left / ranks) <= within.
+    return -(-(within + 1) * world_size // left) - 1, micro_step
+
+
 def _steps(step: int, position: int, size: int, num_steps: int, share: Share) -> MicroBatches:
     """A rank's micro-batches of ``num_steps`` equal steps of ``size`` positions from ``position`` on."""
     together = share.world_size * share.micro_batch_size

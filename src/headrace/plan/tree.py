@@ -1,78 +1,39 @@
-"""The tree of sources, and the function at the centre of it all: position -> (source, epoch, sample index)."""
+"""The function at the centre of it all: position -> (source, epoch, sample index), and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.plan.blend import BlendTree
 from headrace.plan.keys import IntArray, KeyArray, derive_array, source_key
+from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaves
 from headrace.plan.order import Order
 
 MAX_POSITIONS = 1 << 62
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One source: its path in the tree (``"web/en"``) and the number of its samples, the same in every epoch."""
-
-    path: str
-    num_samples: int
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a source without samples: no position could fall to it."""
-        if self.num_samples < 1:
-            raise ConfigError(f"source {self.path!r} has {self.num_samples} samples; a source needs at least one")
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Several sources or blends, mixed in proportion to integer ``shares``.
-
-    ``num_samples`` is the length of one pass for a blend that ends (then it is the sum of the shares, which are exact
-    counts), or None for one that does not.
-    """
-
-    path: str
-    children: tuple[Leaf | Branch, ...]
-    shares: tuple[int, ...]
-    num_samples: int | None
-
-    @cached_property
-    def tree(self) -> BlendTree:
-        """The shares as a tree of two-way splits."""
-        return BlendTree(self.shares)
-
-
-Node = Leaf | Branch
-
-
-def leaves(node: Node) -> Iterator[Leaf]:
-    """The sources below a node, depth first: their numbers in a ``Lookup`` are their places in this order."""
-    if isinstance(node, Leaf):
-        yield node
-    else:
-        for child in node.children:
-            yield from leaves(child)
 
 
 class Lookup(NamedTuple):
     """What a run of positions falls to; all arrays are (n,), in the order of the positions.
 
     ``sources`` int64, numbers of leaves; ``epochs`` int64, passes through the source before this one; ``indices``
-    int64, sample within the source; ``keys`` uint64, the key of (seed, path, epoch), from which whatever else is
-    random in a sample is drawn.
+    int64, sample within the source's dataset; ``keys`` uint64, the key of (seed, path, epoch), from which whatever else
+    is random in a sample is drawn.
     """
 
     sources: IntArray
     epochs: IntArray
     indices: IntArray
     keys: KeyArray
+
+
+class Seen(NamedTuple):
+    """The times that a sample comes: (n,) int64 positions, rising, and the epoch of its source at each."""
+
+    positions: IntArray
+    epochs: IntArray
 
 
 class Plan:
@@ -89,6 +50,7 @@ class Plan:
         paths = [leaf.path for leaf in self.leaves]
         if len(set(paths)) != len(paths):
             raise ConfigError(f"two sources have the same path in the blend: {sorted(paths)}")
+        self._numbers = {path: number for number, path in enumerate(paths)}
         self._keys = [source_key(order.seed, leaf.path, "order") for leaf in self.leaves]
 
     def lookup(self, positions: IntArray) -> Lookup:
@@ -103,30 +65,98 @@ class Plan:
             indices=np.empty_like(positions),
             keys=np.empty(positions.shape, dtype=np.uint64),
         )
-        self._descend(self.root, 0, positions, slice(None), result)
+        self._descend(self.root, positions, slice(None), {}, result)
         return result
+
+    def counts(self, position: int) -> list[int]:
+        """How far each source has come before a position: how many of the positions were its. O(sources).
+
+        Below a ``Limit``, the samples that a pass leaves out count too.
+        """
+        counts = leaf_counts(self.root, position)
+        return [counts.get(leaf.path, 0) for leaf in self.leaves]
+
+    def find(self, source: int, index: int, *, begin: int, end: int) -> Seen:
+        """At which of the positions ``begin`` to ``end - 1`` a sample comes. As cheap as a look-up, for each epoch.
+
+        ``source`` is the number of a leaf, ``index`` a sample of its dataset, as in a ``Lookup``.
+
+        Raises:
+            ConfigError: the positions lie outside 0 to 2^62, or the source has no such sample.
+        """
+        leaf = self.leaves[source]
+        rank_in_source = index - leaf.first_sample
+        if not 0 <= rank_in_source < leaf.num_samples:
+            raise ConfigError(
+                f"source {leaf.path!r} has the samples {leaf.first_sample:,} to "
+                f"{leaf.first_sample + leaf.num_samples - 1:,}; found {index:,}"
+            )
+        if not 0 <= begin <= end <= MAX_POSITIONS:
+            raise ConfigError(f"positions run from 0 to 2^62 - 1, found {begin} .. {end - 1}")
+        first, beyond = self.counts(begin)[source], self.counts(end)[source]
+        epochs = np.arange(first // leaf.num_samples, -(-beyond // leaf.num_samples), dtype=np.int64)
+        keys = derive_array(self._keys[source], epochs)
+        indices = np.full_like(epochs, rank_in_source)
+        within = self.order.ranks(indices, keys, leaf.num_samples, leaf.shards)
+        ranks = epochs * leaf.num_samples + within
+        inside = (ranks >= first) & (ranks < beyond)
+        positions = self._ascend(self.root, leaf.path, ranks[inside])
+        taken = (positions >= begin) & (positions < end)
+        return Seen(positions[taken], epochs[inside][taken])
+
+    def keys(self, source: int, epochs: IntArray) -> KeyArray:
+        """(n,) uint64: the keys of epochs of a source, as in a ``Lookup``."""
+        return derive_array(self._keys[source], epochs)
 
     def _within(self, leaf: Leaf, number: int, ranks: IntArray) -> tuple[IntArray, IntArray, KeyArray]:
         """Epochs, sample indices and keys at ranks of a source."""
         epochs = ranks // leaf.num_samples
         keys = derive_array(self._keys[number], epochs)
-        return epochs, self.order.indices(ranks - epochs * leaf.num_samples, keys, leaf.num_samples), keys
+        indices = self.order.indices(ranks - epochs * leaf.num_samples, keys, leaf.num_samples, leaf.shards)
+        return epochs, indices + leaf.first_sample if leaf.first_sample else indices, keys
 
-    def _descend(self, node: Node, first: int, ranks: IntArray, rows: IntArray | slice, result: Lookup) -> int:
-        """Fill ``rows`` of the result for ``ranks`` of a node; returns the number of the next leaf after it."""
+    def _descend(
+        self, node: Node, ranks: IntArray, rows: IntArray | slice, starts: Mapping[str, int], result: Lookup
+    ) -> None:
+        """Fill ``rows`` of the result for ``ranks`` of a node; ``starts``: how far leaves were when it began."""
         if isinstance(node, Leaf):
-            result.sources[rows] = first
-            result.epochs[rows], result.indices[rows], result.keys[rows] = self._within(node, first, ranks)
-            return first + 1
-        chosen, child_ranks = node.tree.split(ranks)
+            number = self._numbers[node.path]
+            result.sources[rows] = number
+            found = self._within(node, number, ranks + starts.get(node.path, 0))
+            result.epochs[rows], result.indices[rows], result.keys[rows] = found
+            return
+        chosen, child_ranks = node.split(ranks)
         # One stable sort groups the rows by child: a thousand children then cost a thousand slices, not masks.
         by_child = np.argsort(chosen, kind="stable")
         bounds = np.searchsorted(chosen[by_child], np.arange(len(node.children) + 1))
-        for number, child in enumerate(node.children):
+        for number in np.flatnonzero(np.diff(bounds)).tolist():
             mine = by_child[bounds[number] : bounds[number + 1]]
-            if not mine.size:
-                first += 1 if isinstance(child, Leaf) else len(list(leaves(child)))
-                continue
             child_rows = mine if isinstance(rows, slice) else rows[mine]
-            first = self._descend(child, first, child_ranks[mine], child_rows, result)
-        return first
+            within = _added(starts, node.starts[number]) if isinstance(node, Schedule) else starts
+            self._descend(node.children[number], child_ranks[mine], child_rows, within, result)
+
+    def _ascend(self, node: Node, path: str, ranks: IntArray) -> IntArray:
+        """(n,) int64: the rank in a node of each rank of a leaf below it, -1 where it is never taken."""
+        if isinstance(node, Leaf):
+            return ranks
+        if not isinstance(node, Schedule):
+            return self._join(node, node.child_of[path], path, ranks)
+        starts = np.array([start.get(path, 0) for start in node.starts], dtype=np.int64)
+        # Where a segment leaves the source out, the next one begins with the same count, and is the one found.
+        segments = np.searchsorted(starts, ranks, side="right") - 1
+        joined = np.full_like(ranks, -1)
+        for segment in np.unique(segments).tolist():
+            mine = segments == segment
+            joined[mine] = self._join(node, segment, path, ranks[mine] - starts[segment])
+        return joined
+
+    def _join(self, node: Inner, child: int, path: str, ranks: IntArray) -> IntArray:
+        below = self._ascend(node.children[child], path, ranks)
+        joined = node.join(child, np.maximum(below, 0))
+        return np.where(below < 0, -1, joined)
+
+
+def _added(outer: Mapping[str, int], inner: Mapping[str, int]) -> Mapping[str, int]:
+    if not outer:
+        return inner
+    return {path: outer.get(path, 0) + inner.get(path, 0) for path in {**outer, **inner}}

@@ -17,6 +17,8 @@ A recipe is run in the same way: `prepare_recipe`, `estimate_recipe`. What is it
       record_encoder   whole records -> documents of several keys, by ``headrace.samples``      in the workers
     columns        the keys of a document, and its domain
 
+Media files and tables of them become tar shards: `shards`, with the same workers, folder and table of origins.
+
 This room imports ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and ``headrace.errors``;
 runs over text load nothing of the first.
 """
@@ -26,16 +28,36 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headrace.prepare.estimate import Estimate, estimate_text
-from headrace.prepare.filters import FilterSpec
-from headrace.prepare.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
-from headrace.prepare.run_plan import TextProgress
-from headrace.prepare.text import prepare_text
-
 if TYPE_CHECKING:
+    from headrace.prepare.energon import prepare_energon
+    from headrace.prepare.estimate import Estimate, estimate_text
+    from headrace.prepare.filters import FilterSpec
+    from headrace.prepare.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
     from headrace.prepare.recipe import RecipeOptions, estimate_recipe, prepare_recipe
+    from headrace.prepare.run_plan import TextProgress
+    from headrace.prepare.shards import ShardOptions, estimate_shards, prepare_shards
+    from headrace.prepare.text import prepare_text
 
-_LAZY = ("RecipeOptions", "estimate_recipe", "prepare_recipe")
+_LAZY = {
+    "ErrorOptions": "options",
+    "Estimate": "estimate",
+    "FilterSpec": "filters",
+    "OutputOptions": "options",
+    "RecipeOptions": "recipe",
+    "RecordOptions": "options",
+    "ShardOptions": "shards",
+    "TextOptions": "options",
+    "TextProgress": "run_plan",
+    "TokenOptions": "options",
+    "estimate_recipe": "recipe",
+    "estimate_shards": "shards",
+    "estimate_text": "estimate",
+    "prepare_energon": "energon",
+    "prepare_recipe": "recipe",
+    "prepare_shards": "shards",
+    "prepare_text": "text",
+}
+"""Imported when they are used: workers start without what they do not need."""
 
 __all__ = [
     "ErrorOptions",
@@ -44,12 +66,16 @@ __all__ = [
     "OutputOptions",
     "RecipeOptions",
     "RecordOptions",
+    "ShardOptions",
     "TextOptions",
     "TextProgress",
     "TokenOptions",
     "estimate_recipe",
+    "estimate_shards",
     "estimate_text",
+    "prepare_energon",
     "prepare_recipe",
+    "prepare_shards",
     "prepare_text",
 ]
 
@@ -57,6 +83,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'headrace.prepare' has no attribute {name!r}")
-    value = getattr(import_module("headrace.prepare.recipe"), name)
+    value = getattr(import_module(f"headrace.prepare.{_LAZY[name]}"), name)
     globals()[name] = value
     return value

@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import msgspec
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.prepare.messages import Failed, HashDone, Order, PieceDone, Progress, Reply, Setup
+from headrace.prepare.messages import Failed, HashDone, PieceDone, Progress, Reply
 
 RUN_AHEAD = 2
 """Finished or running tasks a worker, besides the one whose turn it is: bounds the pieces on disk."""
@@ -29,14 +30,28 @@ _EXIT_WAIT_S = 10.0
 _COMMAND = "import sys; from headrace.prepare.worker import main; main(int(sys.argv[1]))"
 
 
+class Order(Protocol):
+    """What workers are told to do: hashable, and for msgspec."""
+
+    @property
+    def turn(self) -> int:
+        """Place of its result among those of the others; -1: it is taken as it comes."""
+
+
 class Workers:
     """Subprocesses, each at the end of its own socket, so that the death of one blocks no other.
 
     Leaving the context ends them all. A worker whose parent is killed ends by itself.
+
+    Args:
+        num_workers: how many.
+        setup: the first message to each.
+        command: the program of a worker, Python that serves the descriptor ``sys.argv[1]``; by default that for texts.
     """
 
-    def __init__(self, num_workers: int, setup: Setup) -> None:
+    def __init__(self, num_workers: int, setup: msgspec.Struct, command: str | None = None) -> None:
         self._setup = msgspec.msgpack.encode(setup)
+        self._command = command or _COMMAND
         self._num_workers = num_workers
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
@@ -101,7 +116,7 @@ class Workers:
             try:
                 with _interrupts_blocked():
                     process = subprocess.Popen(
-                        [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno())],
+                        [sys.executable, "-P", "-c", self._command, str(theirs.fileno())],
                         stdin=subprocess.DEVNULL,
                         stdout=2,  # standard output may be a pipe that carries --json
                         env=environment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ def _named(
     """The shards of one series, and the names of their files in its folder, as they are and as they will be."""
     outputs: list[OutputShard] = []
     pairs: list[tuple[str, str]] = []
+    masks = {column.key for column in plan.columns if column.kind == "mask"}
     for number, written in enumerate(shards):
         for index, shard in enumerate(written):
             source = Path(shard.prefix).relative_to(folder).as_posix()
@@ -88,7 +89,13 @@ def _named(
             renamed = msgspec.structs.replace(shard, files=files, prefix=str(folder / target))
             outputs.append(OutputShard.of(renamed, folder, key=key))
             pairs += [(source + suffix, target + suffix) for suffix in (".bin", ".idx")]
-    return outputs, pairs
+    return [_with_masks(shard, masks) for shard in outputs], pairs
+
+
+def _with_masks(shard: OutputShard, masks: Collection[str]) -> OutputShard:
+    """The entry, which says of each key whether it is a mask."""
+    keys = {key: msgspec.structs.replace(info, mask=key in masks) for key, info in shard.keys.items()}
+    return msgspec.structs.replace(shard, keys=keys)
 
 
 def build_manifest(

@@ -39,7 +39,7 @@ class Making(msgspec.Struct, frozen=True, kw_only=True):
     """The `TemplateSetup`."""
 
     special_tokens: dict[str, str]
-    """``bos_token`` and the like, where there is no template to say them."""
+    """``bos_token`` and the like, where no template says them; see `find_end_names`."""
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):

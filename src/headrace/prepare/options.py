@@ -13,7 +13,7 @@ from headrace.prepare.filters import FilterSpec, check_filters
 from headrace.prepare.sources.block import SampleBy
 from headrace.prepare.sources.lines import BLOCK_BYTES
 
-BackendName = Literal["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken"]
+BackendName = Literal["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken", "numba"]
 
 
 class RecordOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,8 +60,8 @@ class TokenOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is written, and in which order."""
 
-    format: Literal["indexed", "keyed", "hdf5"] = "indexed"
-    """Megatron's ``.bin`` and ``.idx``, or ``.bin`` and ``meta.json``; HDF5 is for recipes alone."""
+    format: Literal["indexed", "keyed", "hdf5", "jsonl"] = "indexed"
+    """Megatron's ``.bin`` and ``.idx``, or ``.bin`` and ``meta.json``; HDF5 and JSON lines are for recipes alone."""
 
     shard_tokens: int | None = 1 << 30
     """A shard ends before the document that would take it over this many tokens, all keys together; None writes one
@@ -116,8 +116,9 @@ def check_options(options: TextOptions) -> None:
     """
     _check_records(options)
     tokens, output = options.tokens, options.output
-    if output.format == "hdf5":
-        raise ConfigError("format is hdf5: text is stored as indexed or keyed; hdf5 is for recipes")
+    if output.format in ("hdf5", "jsonl"):
+        name = output.format
+        raise ConfigError(f"format is {name}: text is stored as indexed or keyed; {name} is for recipes")
     if tokens.eod is not None and not tokens.append_eod:
         raise ConfigError(f"eod is {tokens.eod!r}, but nothing is appended: say --append-eod as well, or drop --eod")
     if tokens.bos is not None and not tokens.prepend_bos:

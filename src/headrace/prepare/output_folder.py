@@ -33,7 +33,9 @@ WORK_NAME = ".headrace-prepare"
 RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
 _MAX_DIFFERENCES = 8
-_OUTPUT_NAMES = re.compile(r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|data_\d{4,}\.h5|provenance")
+_OUTPUT_NAMES = re.compile(
+    r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|data_\d{4,}\.h5|provenance|shard-\d{6,}\.tar(\.idx)?|\.nv-meta"
+)
 
 
 class OutputFolder:
@@ -262,6 +264,8 @@ def _file_names(manifest: Manifest) -> list[str]:
     for shard in manifest.outputs:
         folder = Path(shard.prefix) if shard.format == "keyed" else Path(shard.prefix).parent
         names += [(folder / file.name).as_posix() for file in shard.files]
+    if any(shard.format == "tar" for shard in manifest.outputs):
+        names += [name for name in manifest.options.get("meta_files", ()) if name.startswith(".nv-meta/")]
     domains = dict.fromkeys(Path(shard.prefix).parent for shard in manifest.outputs)
     return names + [(folder / MANIFEST_NAME).as_posix() for folder in domains if folder.parts]
 

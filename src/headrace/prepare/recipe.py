@@ -149,7 +149,7 @@ def _resolved(
         filters=FilterSpec(function=options.function),
         deduplicate=options.deduplicate,
         output=OutputOptions(
-            format="indexed" if output.format == "jsonl" else output.format,
+            format=output.format,
             shard_tokens=output.shard_tokens,
             shuffle=options.shuffle,
         ),

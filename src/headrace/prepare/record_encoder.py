@@ -60,8 +60,9 @@ class RecordEncoder:
         alive = np.flatnonzero(state.alive)
         source = self._sources[file]
         sampled, routed = self._proved.num_sampled, self._proved.num_routed
-        made = self._maker(source).make([records[index] for index in alive.tolist()])
-        self._confirm(made, [records[index] for index in alive.tolist()], source)
+        taken = records if state.alive.all() else [records[index] for index in alive.tolist()]
+        made = self._maker(source).make(taken)
+        self._confirm(made, taken, source)
         for dropped in made.dropped:
             state.drop(int(alive[dropped.record]), dropped.reason)
         for bad in made.bad:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.prepare.backends import TRUTH, Backend, Choice, RefusedTextError, choose_backend, load_backend
 from headrace.prepare.backends.comparison import BackendFailedError, encode_safely
 from headrace.prepare.columns import DOMAIN, Column, Kind
+from headrace.prepare.end_tokens import end_notices, find_end_names
 from headrace.prepare.first_documents import MAX_TEXT_BYTES, NUM_DOCUMENTS, prove_texts
 from headrace.prepare.messages import Making
 from headrace.prepare.options import TextOptions
@@ -28,9 +30,10 @@ from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec
-from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
+from headrace.samples.templates import ChatTemplate, TemplateSetup
 from headrace.stores.hdf5_layout import load_h5py
 from headrace.stores.indexed_layout import dtype_code
+from headrace.stores.jsonl_writer import check_jsonl_dtype
 from headrace.stores.keyed_layout import check_key, key_dtype
 
 _OFFSETS = (
@@ -62,8 +65,6 @@ def resolve(
         InputError: a file cannot be read.
         MissingExtraError: a package is not installed.
     """
-    if recipe.output.format == "jsonl":
-        raise ConfigError("output.format is jsonl, which is read and not written: choose indexed, keyed or hdf5")
     loaded, folder = find_tokenizer(recipe, tokenizer)
     recipe, template = find_template(recipe, folder, earlier)
     choice = _choice(loaded, options)
@@ -76,13 +77,16 @@ def resolve(
         max_record_bytes=options.records.max_record_bytes,
         on_notice=on_notice,
     )
+    names = find_end_names(loaded, folder, template)
     making = Making(
         recipe=msgspec.json.encode(inputs.recipe),
         sources=inputs.sources,
         template=None if template is None else msgspec.json.encode(template),
-        special_tokens={} if template is not None else special_tokens(folder),
+        special_tokens=names.tokens,
     )
-    choice, num_proved, keys, dtypes = _tried(making, inputs, loaded, choice)
+    choice, num_proved, made = _tried(making, inputs, loaded, choice)
+    for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records))):
+        on_notice(notice)
     plan = RunPlan(
         files=inputs.files,
         options=options,
@@ -93,7 +97,7 @@ def resolve(
         first_documents=num_proved,
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in inputs.files)),
         recipe=RecipePart(
-            columns=_columns(inputs.recipe, keys, dtypes),
+            columns=_columns(inputs.recipe, made.keys, made.dtypes),
             making=making,
             described=_described(inputs.recipe, template, options),
             max_records=inputs.recipe.filters.max_records,
@@ -161,21 +165,29 @@ def _choice(loaded: TextTokenizer, options: TextOptions) -> Choice:
     return msgspec.structs.replace(choice, reasons={"all others" if wanted == "auto" else wanted: _OFFSETS})
 
 
-def _tried(
-    making: Making, inputs: RecipeInputs, loaded: TextTokenizer, choice: Choice
-) -> tuple[Choice, int, tuple[StoreKey, ...], Mapping[str, np.dtype[Any]]]:
+class _Made(NamedTuple):
+    """What came of the first records."""
+
+    keys: tuple[StoreKey, ...]
+    dtypes: Mapping[str, np.dtype[Any]]
+    counts: Mapping[str, int]
+
+
+def _tried(making: Making, inputs: RecipeInputs, loaded: TextTokenizer, choice: Choice) -> tuple[Choice, int, _Made]:
     """Make the first records of each input, so that what cannot be shows now, and prove the library on their texts."""
     recorder = None if choice.name == TRUTH else _Recorder(load_backend(choice.name, loaded.json, "encode"))
     maker: SampleMaker | None = None
+    counts: Counter[str] = Counter()
     for number, records in enumerate(inputs.first_records):
         maker = make_maker(making, loaded.json, source=number, encoder=recorder)
-        maker.make(records)
+        found = maker.make(records).counts
+        counts.update({**found.notes, "eos": found.eos, "bos": found.bos})
     if maker is None:
         raise ConfigError("the recipe has no inputs")
+    made = _Made(maker.keys, maker.dtypes, counts)
     if recorder is None:
-        return choice, 0, maker.keys, maker.dtypes
-    choice, num_proved = prove_texts(choice, recorder.texts, loaded.json, "encode")
-    return choice, num_proved, maker.keys, maker.dtypes
+        return choice, 0, made
+    return *prove_texts(choice, recorder.texts, loaded.json, "encode"), made
 
 
 class _Recorder:
@@ -231,7 +243,9 @@ def _check_layout(plan: RunPlan) -> None:
                 dtype_code(column.dtype, ids=column.kind == "ids")
             else:
                 check_key(column.key)
-                key_dtype(column.dtype)
+                dtype = key_dtype(column.dtype)
+                if layout == "jsonl":
+                    check_jsonl_dtype(dtype)
         except ConfigError as error:
             raise ConfigError(f"key {column.key!r} cannot be stored as {layout}: {error}") from None
     if layout == "hdf5":

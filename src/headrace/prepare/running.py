@@ -13,7 +13,7 @@ from headrace.prepare.sources import SourceFile
 from headrace.prepare.text_run import TextRun
 from headrace.stores import Manifest, load_manifest
 
-RUN_FORMAT = 2
+RUN_FORMAT = 3
 """Raised when a change makes other bytes of the same run, or lays out the work folder otherwise."""
 
 

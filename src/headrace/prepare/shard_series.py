@@ -12,11 +12,11 @@ import numpy as np
 
 from headrace.io import output_errors
 from headrace.prepare.columns import Column, Row, Rows, num_values
-from headrace.prepare.staged import write_hdf5_shard
+from headrace.prepare.staged import STAGED, write_staged_shard
 from headrace.stores import IndexedWriter, KeyedWriter, WriterState, WrittenShard
 from headrace.stores.keyed_writer import MAX_DOCUMENTS
 
-Layout = Literal["indexed", "keyed", "hdf5"]
+Layout = Literal["indexed", "keyed", "hdf5", "jsonl"]
 
 
 class SeriesState(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class ShardSeries:
     it ends depends on the documents alone. In layouts that keep a list of all documents in one piece it also ends at
     `MAX_DOCUMENTS`.
 
-    An HDF5 file cannot be continued in its middle: until a shard is complete it is one of the keyed layout.
+    A file of HDF5 or of JSON lines is written in one go: until a shard is complete it is one of the keyed layout.
 
     Raises:
         OutputError: the system refuses.
@@ -190,9 +190,10 @@ class ShardSeries:
     def _close(self) -> None:
         written = tuple(writer.finish() for writer in self._writers)
         self._writers = []
-        if self._layout == "hdf5":
+        if self._layout in STAGED:
             staged = Path(written[0].prefix)
-            written = (write_hdf5_shard(staged, self._folder / f"data_{len(self.finished):04d}.h5", self._columns),)
+            number = len(self.finished)
+            written = (write_staged_shard(staged, self._folder, number, self._layout, self._columns),)
             self._staged.append(staged)
         self._open_tokens = self._open_documents = 0
         self._open_positions = [0] * len(self._columns)

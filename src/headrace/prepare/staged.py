@@ -1,32 +1,43 @@
-"""A shard that was written in a layout that can be continued -> the same documents in one that cannot."""
+"""A shard that was written in a layout that can be continued -> the same documents in one that is written in one go."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from headrace.prepare.columns import Column
-from headrace.stores import Hdf5Writer, KeyedStore, WrittenShard
+from headrace.stores import Hdf5Writer, JsonlWriter, KeyedStore, WrittenShard
 
 BATCH_DOCUMENTS = 4096
 
+STAGED: Final[dict[str, tuple[type[Hdf5Writer | JsonlWriter], str]]] = {
+    "hdf5": (Hdf5Writer, ".h5"),
+    "jsonl": (JsonlWriter, ".jsonl"),
+}
+"""The layouts that are, each with its writer and the suffix of its files."""
 
-def write_hdf5_shard(staged: Path, path: Path, columns: Sequence[Column]) -> WrittenShard:
-    """Copy a complete shard of the keyed layout into one HDF5 file, which appears whole. 50 us a document and key.
+
+def write_staged_shard(staged: Path, folder: Path, number: int, layout: str, columns: Sequence[Column]) -> WrittenShard:
+    """Copy a complete shard of the keyed layout into one file ``data_<number>``, which appears whole.
+
+    50 us a document and key for HDF5, and 50 ns a number for JSON lines.
 
     Raises:
         OutputError: the system refuses.
         StoreError: the shard is damaged.
         MissingExtraError: h5py is not installed.
     """
+    make, suffix = STAGED[layout]
+    path = folder / f"data_{number:04d}{suffix}"
     store = KeyedStore(staged)
     try:
         bounds = {column.key: _bounds(store, column.key) for column in columns}
         dtypes = {column.key: column.dtype for column in columns}
         values = [column.key for column in columns if column.kind != "ids"]
-        with Hdf5Writer(path, dtypes=dtypes, values=values) as writer:
+        with make(path, dtypes=dtypes, values=values) as writer:
             for first in range(0, store.num_documents, BATCH_DOCUMENTS):
                 last = min(first + BATCH_DOCUMENTS, store.num_documents)
                 own = {key: ends[first : last + 1] for key, ends in bounds.items()}

@@ -6,6 +6,8 @@
       -> masking        Rendered and a tokeniser    -> ids, loss mask, the evidence for each token
       -> recipe         what is asked for           -> a maker: records -> arrays a key, or why a record was dropped
 
+    raw parts of a multi-modal dataset -> headrace.samples.media: decoders, field maps, cookers -> a sample
+
     from headrace.samples.templates import ChatTemplate
     ChatTemplate.load("chatml").render([{"role": "user", "content": "Hi"}]).text
 

@@ -4,9 +4,10 @@
                 KeyedWriter   -> folder/<key>.bin, meta.json -----+-> WrittenShard -.
                 checkpoint -> WriterState -> a new writer goes on                   v
                 save_manifest(folder, Manifest(outputs=[OutputShard...])) -> headrace.json
-                Hdf5Writer    -> file.h5, written in one go
+                Hdf5Writer, JsonlWriter -> file.h5, file.jsonl, written in one go
     reading     open(path) -> IndexedStore, KeyedStore, Hdf5Store, JsonlStore -> document, fetch, gather
                            -> ShardedStore: several one after another; CombinedStore: keys side by side
+    samples     open(path) -> TarStore, EnergonStore, ...: keys and named parts, behind the face SampleStore
     checking    Store.check() -> Problem, Problem, ...   every rule of the format, and every byte if a manifest vouches
 
 A store is opened in O(1) a shard and read by ranges; whoever reads it never knows which layout it has.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from headrace.stores.aleph_alpha import AlephAlphaStore
 from headrace.stores.combined import CombinedStore
+from headrace.stores.energon import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
 from headrace.stores.hdf5 import Hdf5Store
 from headrace.stores.hdf5_writer import Hdf5Writer, write_hdf5
 from headrace.stores.indexed import IndexedStore
@@ -25,11 +27,13 @@ from headrace.stores.indexed_dataset import IndexedDataset
 from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
 from headrace.stores.indexed_layout import optimal_dtype
 from headrace.stores.indexed_writer import IndexedWriter
-from headrace.stores.jsonl import JsonlStore, JsonStore
+from headrace.stores.json_object import JsonStore
+from headrace.stores.jsonl import JsonlStore
+from headrace.stores.jsonl_writer import JsonlWriter
 from headrace.stores.kept_arrays import check_arrays, find_arrays, keep_arrays, kept_name
 from headrace.stores.keyed import KeyedStore
 from headrace.stores.keyed_writer import KeyedWriter
-from headrace.stores.ledger import DocumentLedger, Ledger, SampleLedger, TokenLedger
+from headrace.stores.ledger import ContentLedger, DocumentLedger, Ledger, SampleLedger, TokenLedger
 from headrace.stores.manifest import (
     MANIFEST_NAME,
     PROVENANCE_NAME,
@@ -44,12 +48,14 @@ from headrace.stores.manifest import (
     save_manifest,
 )
 from headrace.stores.manifest_output import OutputShard
-from headrace.stores.open import open, open_keys
+from headrace.stores.open import open, open_keys, open_tokens
 from headrace.stores.provenance import Provenance
 from headrace.stores.provenance_writer import ProvenanceState, ProvenanceWriter
+from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
 from headrace.stores.sharded import ShardedStore
 from headrace.stores.store import Problem, Store
 from headrace.stores.sums import check_file
+from headrace.stores.tar.store import TarStore
 from headrace.stores.tnt import TntStore
 from headrace.stores.writer import Writer
 from headrace.stores.written import FileState, KeyInfo, WriterState, WrittenShard
@@ -60,11 +66,14 @@ __all__ = [
     "AlephAlphaStore",
     "BackendInfo",
     "CombinedStore",
+    "ContentLedger",
     "Dialect",
     "DocumentLedger",
     "Documents",
+    "EnergonStore",
     "ErrorEntry",
     "FileState",
+    "FilesystemStore",
     "Hdf5Store",
     "Hdf5Writer",
     "IndexedDataset",
@@ -74,22 +83,29 @@ __all__ = [
     "IndexedWriter",
     "InputFile",
     "InputOrder",
+    "JoinedStore",
     "JsonStore",
+    "JsonlSamplesStore",
     "JsonlStore",
+    "JsonlWriter",
     "KeyInfo",
     "KeyedStore",
     "KeyedWriter",
     "Ledger",
     "Manifest",
     "OutputShard",
+    "PartPlace",
     "Problem",
     "Provenance",
     "ProvenanceState",
     "ProvenanceWriter",
+    "RawSample",
     "SampleLedger",
+    "SampleStore",
     "ShardedStore",
     "ShuffledOrder",
     "Store",
+    "TarStore",
     "TntStore",
     "TokenLedger",
     "TokenizerInfo",
@@ -104,6 +120,7 @@ __all__ = [
     "load_manifest",
     "open",
     "open_keys",
+    "open_tokens",
     "optimal_dtype",
     "save_manifest",
     "write_hdf5",

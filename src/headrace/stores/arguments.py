@@ -47,6 +47,23 @@ def document_number(index: int, num_documents: int) -> int:
     return number
 
 
+def sample_numbers(indices: ArrayLike, num_samples: int, path: str) -> IntArray:
+    """(n,) int64 in [0, num_samples): samples meant by indices, which may count from the end.
+
+    Raises:
+        TypeError: not integers, or not one-dimensional.
+        IndexError: out of range.
+    """
+    array = np.asarray(indices, dtype=np.int64 if np.size(indices) == 0 else None)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise TypeError(f"indices must be integers in one dimension, not {array.dtype} of shape {array.shape}")
+    wrong = (array < -num_samples) | (array >= num_samples)
+    if wrong.any():
+        raise IndexError(f"sample {array[wrong][0]} is out of range; {path} has {num_samples:,} samples")
+    numbers = array.astype(np.int64)
+    return np.where(numbers < 0, numbers + num_samples, numbers)
+
+
 def check_range(begin: int, end: int, num_tokens: int) -> None:
     """Raise IndexError unless ``0 <= begin <= end <= num_tokens``."""
     if not 0 <= begin <= end <= num_tokens:

@@ -17,7 +17,7 @@ from headrace.stores.hdf5_layout import DatasetOrder
 from headrace.stores.indexed import IndexedStore
 from headrace.stores.indexed_dialects import IndexedOptions
 from headrace.stores.indexed_pairs import SUFFIXES, open_pair
-from headrace.stores.jsonl import open_json
+from headrace.stores.jsonl import JsonlStore, open_json
 from headrace.stores.keyed import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.manifest_output import META_NAME, OutputShard
@@ -133,6 +133,8 @@ def _open_listed(folder: Path, entry: OutputShard, key: str | None, how: Opening
         return _open_keyed(place, key, how, entry)
     file = place.with_name(entry.files[0].name)
     _check_there(file, folder)
+    if entry.format == "jsonl":
+        return JsonlStore(file, key=key, using=how.reader, vouched=entry)
     return Hdf5Store(file, key=key, using=how.reader, order=how.dataset_order, vouched=entry)
 
 

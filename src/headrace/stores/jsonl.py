@@ -1,4 +1,4 @@
-"""Records of tokens as JSON, one a line; and AstrAI's first store, one JSON object of lists of lists."""
+"""Records of tokens as JSON, one a line."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from headrace.errors import StoreError
 from headrace.io import Reader, reader
 from headrace.stores.arguments import read_only
 from headrace.stores.cutting import cut_at
-from headrace.stores.json_values import Kinds, Numbers, as_array, decode_record
+from headrace.stores.json_object import JsonStore, can_be, reopened_by
+from headrace.stores.json_values import as_array, decode_record
 from headrace.stores.jsonl_index import line_index, make_index
+from headrace.stores.keyed_layout import key_dtype
+from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.manifest_output import OutputShard
 from headrace.stores.segmented import SegmentedStore
 from headrace.stores.store import Problem, TokenArray
+from headrace.stores.sums import check_file
 from headrace.stores.values import check_values
 
 SUFFIXES: Final = (".jsonl", ".json")
 _RECENT_RECORDS = 32
-
-_NESTED: Final = msgspec.json.Decoder(dict[str, list[Numbers]])
 
 
 class JsonlStore(SegmentedStore):
@@ -39,20 +42,34 @@ class JsonlStore(SegmentedStore):
         path: the file.
         key: the main key.
         using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
+        vouched: the manifest's entry, whose dtypes the numbers then have.
 
     Raises:
-        StoreError: missing, or a line that is no record; names the line.
+        StoreError: missing, a line that is no record, which is named, or not what the manifest lists.
         ConfigError: there is no such key.
     """
 
     format = "jsonl"
 
-    def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: str | None = None,
+        using: str | Reader = "mmap",
+        vouched: OutputShard | None = None,
+    ) -> None:
         self.file = os.fspath(path)
         self._reader = reader(using)
         self._index = line_index(self.file, self._reader)
         self._recent: dict[int, dict[str, TokenArray]] = {}
+        self._vouched = vouched
         super().__init__(self.file, self._index.bounds, self._index.dtypes, key)
+        if vouched is not None:
+            for fault in self._disagreements(vouched):
+                raise StoreError(f"{self.file}: not the shard that the manifest lists: {fault}")
+            self._assumed = {name: key_dtype(info.dtype) for name, info in vouched.keys.items()}
+            self._dtypes.update(self._assumed)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -66,7 +83,7 @@ class JsonlStore(SegmentedStore):
 
     def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
         """float64, where integers were seen, and anything where all lists are empty."""
-        return _can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
+        return can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
 
     def with_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Self:
         """The same store with other dtypes of some keys, each of which it can be."""
@@ -75,7 +92,19 @@ class JsonlStore(SegmentedStore):
         return other
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Read every line again and compare it with the index; ids of the main key."""
+        """Read every line again and compare it with the index; every byte if a manifest beside the file vouches for it.
+
+        Ids are those of the main key, and of all keys of integers that a manifest says hold ids.
+        """
+        vouched, place = self._vouched, Path(self.file)
+        if vouched is None and (place.parent / MANIFEST_NAME).exists():
+            try:
+                entry = load_manifest(place.parent).shard(place.stem)
+                vouched = entry if entry is not None and entry.format == self.format else None
+            except StoreError as error:
+                yield Problem(path=str(place.parent / MANIFEST_NAME), place="", message=str(error))
+        if vouched is not None:
+            yield from check_file(place, vouched.files[0])
         using = copy.copy(self._reader)
         try:
             found = make_index(self.file, using)
@@ -87,21 +116,49 @@ class JsonlStore(SegmentedStore):
         if found.xxh3_128 != self._index.xxh3_128:
             yield Problem(path=self.file, place="", message="was changed since it was indexed; open it again")
             return
-        yield from check_values(
-            self.file,
-            self._dtypes[self._keys[0]],
-            lambda begin, end: self._read(begin, end, self._keys[0]),
-            self._main_bounds,
-            vocab_size,
-        )
+        try:
+            for key in self._keys:
+                yield from self._check_key(key, vouched, vocab_size)
+        except StoreError as error:
+            yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
 
     def close(self) -> None:
         """Let go of the file; arrays stay valid, and a later read opens it again."""
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        how = self._keys[0], self._reader, self._assumed
-        return _reopen, (type(self), self.path, self.file, *how, self.fingerprint)
+        # A file of the same fingerprint is the one that the manifest lists, and so is not compared with it again.
+        return *reopened_by(self), {"_vouched": self._vouched}
+
+    def _check_key(self, key: str, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
+        info, is_main = None if vouched is None else vouched.keys.get(key), key == self._keys[0]
+        has_ids = is_main if info is None else info.ids and (is_main or self._dtypes[key].kind in "iu")
+        for problem in check_values(
+            self.file,
+            self._dtypes[key],
+            lambda begin, end: self._read(begin, end, key),
+            self._bounds[key],
+            vocab_size if has_ids else None,
+        ):
+            # One file has the documents of all keys.
+            place = f"key {key!r}, {problem.place}" if problem.place and len(self._keys) > 1 else problem.place
+            yield msgspec.structs.replace(problem, place=place)
+
+    def _disagreements(self, vouched: OutputShard) -> Iterator[str]:
+        """What the manifest's entry says otherwise. Every byte is looked at by `check`, the size here."""
+        found = {key: int(bounds[-1]) for key, bounds in self._bounds.items()}
+        listed = {key: info.tokens for key, info in vouched.keys.items()}
+        if (found, self.num_documents) != (listed, vouched.documents):
+            yield f"found {self.num_documents} documents, {found}, listed {vouched.documents} and {listed}"
+            return
+        for key, info in vouched.keys.items():
+            has, wanted = self._index.dtypes[key], key_dtype(info.dtype)
+            is_held = has.kind == wanted.kind or (has.kind == "i" and wanted.kind in "uf")
+            if found[key] and not is_held:
+                yield f"key {key!r} holds {has.name} numbers, listed {info.dtype}"
+        size = self._reader.size(self.file)
+        if [file.size for file in vouched.files] != [size]:
+            yield f"it has {size} bytes, listed {vouched.files[0].size}"
 
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         parts = zip(*(part.tolist() for part in cut_at(self._bounds[key], np.array([begin]), end - begin)), strict=True)
@@ -130,97 +187,8 @@ class JsonlStore(SegmentedStore):
             problem = f"other lists than those of {lengths} numbers that its index tells of"
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, KeyError) as error:
             problem = str(error)
-        raise StoreError(
-            f"{self.file}: document {number}, byte {begin}: {problem}; the index is not of this file, remove it"
-        )
-
-
-class JsonStore(SegmentedStore):
-    """One JSON object ``{"tokens": [[1, 2], [3]], ...}`` a file, as AstrAI 1.3.5 and 1.3.6 wrote it.
-
-    A list of numbers in place of a list of lists is one document. All is in memory, as it was there. Arguments and
-    errors as of `JsonlStore`; dtypes too.
-    """
-
-    format = "json"
-
-    def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> None:
-        self.file = os.fspath(path)
-        self._reader = reader(using)
-        data = _whole(self.file, self._reader)
-        self._hash = xxhash.xxh3_128_hexdigest(data)
-        lists = _decode_object(self.file, data)
-        kinds = Kinds()
-        for name, documents in lists.items():
-            for number, values in enumerate(documents):
-                kinds.add(name, values, f"{self.file}: document {number}")
-        dtypes = {name: kinds.dtype(name) for name in lists}
-        self._values = {
-            name: read_only(
-                np.concatenate([np.empty(0, dtypes[name]), *(as_array(one, dtypes[name]) for one in documents)])
-            )
-            for name, documents in lists.items()
-        }
-        bounds = {
-            name: np.cumsum([0, *(len(values) for values in documents)], dtype=np.int64)
-            for name, documents in lists.items()
-        }
-        super().__init__(self.file, bounds, dtypes, key)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The file."""
-        return (Path(self.file),)
-
-    @property
-    def fingerprint(self) -> str:
-        """xxh3_128 of the hash of the whole file and the main key."""
-        return xxhash.xxh3_128_hexdigest(repr((self.format, self._keys[0], self._hash)).encode())
-
-    def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
-        """As of `JsonlStore`."""
-        return _can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
-
-    def with_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Self:
-        """The same store with other dtypes of some keys, each of which it can be."""
-        other = super().with_dtypes(dtypes)
-        other._values = {key: read_only(values.astype(other._dtypes[key])) for key, values in self._values.items()}
-        return other
-
-    def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """The values in memory."""
-        return self._values[self._known(key)]
-
-    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Whether the file is still what was read, and its ids, of the main key."""
-        using = copy.copy(self._reader)
-        try:
-            if xxhash.xxh3_128_hexdigest(_whole(self.file, using)) != self._hash:
-                yield Problem(path=self.file, place="", message="was changed since it was opened; open it again")
-        except StoreError as error:
-            yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
-        finally:
-            using.close()
-        key = self._keys[0]
-        values = self._values[key]
-        yield from check_values(
-            self.file, values.dtype, lambda begin, end: values[begin:end], self._main_bounds, vocab_size
-        )
-
-    def close(self) -> None:
-        """Let go of the file; the values stay."""
-        self._reader.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        how = self._keys[0], self._reader, self._assumed
-        return _reopen, (type(self), self.path, self.file, *how, self.fingerprint)
-
-    def _read(self, begin: int, end: int, key: str) -> TokenArray:
-        return self._values[key][begin:end]
-
-
-def _can_be(has: np.dtype[Any], count: int, dtype: np.dtype[Any]) -> bool:
-    return has == dtype or not count or (has == np.int64 and dtype == np.float64)
+        of = "the index is not of this file, remove it" if self._vouched is None else "not what its manifest lists"
+        raise StoreError(f"{self.file}: document {number}, byte {begin}: {problem}; {of}")
 
 
 def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> SegmentedStore:
@@ -232,12 +200,12 @@ def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: st
     """
     name = os.fspath(path)
     using = reader(using)
-    if name.endswith(".json") or _is_object(name, using):
+    if name.endswith(".json") or is_object(name, using):
         return JsonStore(name, key=key, using=using)
     return JsonlStore(name, key=key, using=using)
 
 
-def _is_object(path: str, using: Reader) -> bool:
+def is_object(path: str, using: Reader) -> bool:
     """Whether a ``.jsonl`` is one JSON object over all of it, of lists of lists: AstrAI gave that name to both."""
     size = using.size(path)
     length = min(size, 4096)
@@ -245,39 +213,3 @@ def _is_object(path: str, using: Reader) -> bool:
     # The first value of a record begins with a number or ends; the one of an object begins with another list.
     values = b"".join(head.split()).partition(b":")[2]
     return values.startswith(b"[[")
-
-
-def _whole(path: str, using: Reader) -> bytes:
-    return using.read_ranges(path, np.array([0]), np.array([using.size(path)])).tobytes()
-
-
-def _decode_object(path: str, data: bytes) -> dict[str, list[Any]]:
-    try:
-        found: dict[str, list[Any]] = _NESTED.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        try:
-            found = {key: [values] for key, values in decode_record(data)[0].items()}
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise StoreError(
-                f"{path}: no store of tokens, which is a JSON object with a list of lists of numbers for each key, or a"
-                f" .jsonl with such a record a line: {error}; text is made into tokens by headrace prepare"
-            ) from error
-    if not found:
-        raise StoreError(f"{path}: names no key; a store has at least one")
-    return found
-
-
-def _reopen(
-    kind: type[JsonlStore] | type[JsonStore],
-    path: str,
-    file: str,
-    key: str,
-    using: Reader,
-    assumed: dict[str, np.dtype[Any]],
-    fingerprint: str,
-) -> SegmentedStore:
-    store = kind(file, key=key, using=using).with_dtypes(assumed)
-    store.path = path
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{file}: has changed since the store was handed to this process; open it again")
-    return store

@@ -68,7 +68,7 @@ def line_index(path: str, using: Reader) -> LineIndex:
     if size < _KEPT_BYTES:
         return make_index(path, using)
     name = _name(path, size, using)
-    folders = [Path(path).absolute().parent / INDEX_FOLDER, *_cache_folders()]
+    folders = [Path(path).absolute().parent / INDEX_FOLDER, *cache_folders()]
     for folder in folders:
         if (kept := find_arrays(folder, name)) is not None:
             return _from_arrays(*kept)
@@ -154,7 +154,8 @@ def _name(path: str, size: int, using: Reader) -> str:
     return kept_name("jsonl", _VERSION, Path(path).name, size, status.st_mtime_ns, xxhash.xxh3_128_hexdigest(ends))
 
 
-def _cache_folders() -> list[Path]:
+def cache_folders() -> list[Path]:
+    """Where an index is kept that cannot lie beside its file."""
     if named := os.environ.get("HEADRACE_CACHE"):
         return [Path(named) / "jsonl"]
     if named := os.environ.get("XDG_CACHE_HOME"):

@@ -67,12 +67,27 @@ class SampleLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     notes: dict[str, int] = {}
 
 
+class ContentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bytes of the parts of samples in tars, without headers and padding: ``read == kept + sum(dropped.values())``.
+
+    Attributes:
+        read: bytes of all parts that were found in the inputs.
+        kept: those in the outputs.
+        dropped: those of samples that were left out, by reason; of a bad sample the parts found before what is bad.
+    """
+
+    read: int
+    kept: int
+    dropped: dict[str, int] = {}
+
+
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where everything went; it must balance."""
 
     documents: DocumentLedger
     tokens: TokenLedger
     samples: SampleLedger | None = None
+    contents: ContentLedger | None = None
 
     def faults(self) -> Iterator[str]:
         """What does not add up, in words."""
@@ -83,6 +98,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         yield from _unbalanced(tokens, "tokens")
         if self.samples is not None:
             yield from self._samples_faults(self.samples)
+        if self.contents is not None:
+            yield from _content_faults(self.contents)
         if min([*_numbers(documents), *documents.dropped.values()]) < 0:
             yield "the ledger has a negative count"
         if documents.empty > documents.kept or documents.with_special_tokens > documents.read:
@@ -99,6 +116,14 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 yield f"no balance: {getattr(self.tokens, name)} tokens {name}, but {by_key} in the keys"
         if min([samples.records, samples.supervised, *samples.notes.values()]) < 0:
             yield "the ledger has a negative count"
+
+
+def _content_faults(contents: ContentLedger) -> Iterator[str]:
+    dropped = sum(contents.dropped.values())
+    if contents.read != contents.kept + dropped:
+        yield f"no balance: {contents.read} bytes read, but {contents.kept} kept and {dropped} dropped"
+    if min([*_numbers(contents), *contents.dropped.values()]) < 0:
+        yield "the ledger has a negative count"
 
 
 def _unbalanced(tokens: TokenLedger, what: str) -> Iterator[str]:

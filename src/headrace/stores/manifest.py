@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.errors import StoreError
 from headrace.io import FileSum, atomic_write, hash_bytes, safe_relative
-from headrace.stores.ledger import Ledger
+from headrace.stores.ledger import ContentLedger, Ledger
 from headrace.stores.manifest_output import OutputShard, file_faults
 
 MANIFEST_NAME = "headrace.json"
@@ -152,13 +152,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         yield from self.ledger.faults()
         documents = self.ledger.documents
-        for key in self.keys:
-            found = sum(shard.documents for shard in self.outputs if key in shard.keys)
-            if found != documents.kept:
-                yield f"the shards have {found} documents with the key {key!r}, the ledger kept {documents.kept}"
+        if self.ledger.contents is not None:
+            yield from self._content_faults(self.ledger.contents)
+        else:
+            yield from self._document_faults()
         if not self.outputs and documents.kept:
             yield f"there are no shards, the ledger kept {documents.kept} documents"
-        yield from self._token_faults()
         if len({shard.format for shard in self.outputs}) > 1:
             yield "the shards are of several formats"
         prefixes = [shard.prefix for shard in self.outputs]
@@ -172,6 +171,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if "/" in safe_relative(file.name):
                 yield f"{PROVENANCE_NAME}: {file.name!r} is not the base name of a file"
             yield from file_faults(PROVENANCE_NAME, file)
+
+    def _document_faults(self) -> Iterator[str]:
+        kept = self.ledger.documents.kept
+        for key in self.keys:
+            found = sum(shard.documents for shard in self.outputs if key in shard.keys)
+            if found != kept:
+                yield f"the shards have {found} documents with the key {key!r}, the ledger kept {kept}"
+        yield from self._token_faults()
+
+    def _content_faults(self, contents: ContentLedger) -> Iterator[str]:
+        """Of samples with parts, which not every sample has."""
+        found = sum(shard.documents for shard in self.outputs)
+        if found != self.ledger.documents.kept:
+            yield f"the shards have {found} samples, the ledger kept {self.ledger.documents.kept}"
+        found = sum(shard.tokens for shard in self.outputs)
+        if found != contents.kept:
+            yield f"the shards have {found} bytes in their parts, the ledger kept {contents.kept}"
 
     def _token_faults(self) -> Iterator[str]:
         if self.ledger.samples is None:

@@ -23,7 +23,7 @@ def find_manifest(path: str | os.PathLike[str]) -> tuple[Path, Manifest] | None:
     if not (place.parent / MANIFEST_NAME).exists():
         return None
     manifest = load_manifest(place.parent)
-    prefix = place.stem if place.suffix in (".bin", ".idx", ".h5", ".hdf5") else place.name
+    prefix = place.stem if place.suffix in (".bin", ".idx", ".h5", ".hdf5", ".jsonl") else place.name
     entry = manifest.shard(prefix)
     is_listed = entry is not None and (entry.format == "keyed") == place.is_dir()
     return (place.parent, manifest) if is_listed else None

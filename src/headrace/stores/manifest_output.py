@@ -22,10 +22,11 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         prefix: path without extension, of a keyed shard its folder; relative to the manifest's folder, with ``/`` on
             every system.
         format: name of the layout.
-        documents: number of documents, empty ones included.
-        keys: dtype and number of tokens of each key; an indexed shard has one.
+        documents: number of documents, empty ones included; of a tar its samples.
+        keys: dtype and number of tokens of each key; an indexed shard has one. Of a tar the bytes of each part.
         contiguous: the documents lie one after another in each ``.bin``; a store then need not look.
-        files: each ``.bin``, and last the ``.idx`` or the ``meta.json``, or the ``.h5`` alone; by base name.
+        files: each ``.bin``, and last the ``.idx`` or the ``meta.json``; or the ``.h5`` or ``.jsonl`` alone; by base
+            name.
     """
 
     prefix: str
@@ -82,6 +83,10 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return
         elif self.format == "hdf5":
             wanted = [name + (".hdf5" if self.files and self.files[0].name.endswith(".hdf5") else ".h5")]
+        elif self.format == "jsonl":
+            wanted = [name + ".jsonl"]
+        elif self.format == "tar":
+            wanted = [name + ".tar", name + ".tar.idx"]
         else:
             # Keys are sorted in the file, the files are in the order of the shard.
             bins = {f"{key}.bin" for key in self.keys}

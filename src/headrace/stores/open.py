@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import Reader
@@ -17,12 +19,55 @@ from headrace.stores.indexed_pairs import SUFFIXES, open_pair
 from headrace.stores.keyed import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME
 from headrace.stores.manifest_output import META_NAME
+from headrace.stores.sample_layouts import WORDS, open_samples, sample_layout
 from headrace.stores.segmented import SegmentedStore
 from headrace.stores.sharded import ShardedStore
 from headrace.stores.store import Store
 
+_DEFAULTS: Final = {"key": None, "dialect": None, "documents": "indices", "dataset_order": "number"}
+_NOTHING: Final = object()
+
 
 def open(  # noqa: A001 - headrace.open
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    reader: str | Reader = "mmap",
+    split_part: str | None = None,
+    **options: Any,
+) -> Any:
+    """Open what lies at a path: documents of tokens, a `Store`, or samples with named parts, a `SampleStore`.
+
+    O(1) a shard: headers and sizes are validated, nothing else is read, but that a tar without an index is gone through
+    once.
+
+    Args:
+        path: what `open_tokens` takes; or samples:
+
+            - a folder with a ``.nv-meta``: a dataset of Energon's, or a folder of files;
+            - a ``.tar``, a pattern ``shards-{000..127}.tar``, a list of these, or a folder with such below: tar shards;
+            - a ``.jsonl`` with a ``.jsonl.idx`` beside it, or whose first record is not lists of numbers.
+        reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
+        split_part: of a dataset of Energon's the part (``"train"``); without, all shards. Its other options are
+            those of `EnergonStore`.
+        options: of tokens, those of `open_tokens`.
+
+    Raises:
+        StoreError: as `open_tokens`.
+        ConfigError: as `open_tokens`; or an option is of the other kind of store.
+        InputError: a tar is faulty or compressed.
+    """
+    layout = sample_layout(path, reader)
+    if layout is not None:
+        given = [name for name, value in options.items() if value != _DEFAULTS.get(name, _NOTHING)]
+        if given:
+            raise ConfigError(f"{path}: {', '.join(given)} is for stores of tokens; this is {WORDS[layout]}")
+        return open_samples(path, layout, split_part=split_part, using=reader)
+    if split_part is not None:
+        raise ConfigError(f"{path}: split_part={split_part!r} is for datasets of Energon; this has no .nv-meta")
+    return open_tokens(path, reader=reader, **options)  # type: ignore[arg-type]  # a list is of tars
+
+
+def open_tokens(
     path: str | os.PathLike[str],
     *,
     key: str | None = None,
@@ -31,7 +76,7 @@ def open(  # noqa: A001 - headrace.open
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
 ) -> Store:
-    """Open what lies at a path. O(1) a shard: headers and sizes are validated, documents are not read.
+    """Open documents of tokens. O(1) a shard: headers and sizes are validated, documents are not read.
 
     HDF5 costs some 40 us a dataset, and JSON lines a pass over the file, which is kept if the file is large.
 
@@ -57,16 +102,20 @@ def open(  # noqa: A001 - headrace.open
         dataset_order: of HDF5, ``"number"``, or ``"name"`` as AstrAI read it: data_10 before data_2.
 
     Raises:
-        StoreError: nothing is there, a file is missing, or what is there is malformed, unknown or of two formats.
+        StoreError: nothing is there, a file is missing, or what is there is malformed, unknown or of two formats, or
+            holds samples.
         ConfigError: there is no such key, or the option is unknown, or is for pairs and there are none.
         MissingExtraError: it is HDF5, and h5py is not installed.
     """
     name = os.fspath(path)
+    _refuse_samples(name, reader)
     options = IndexedOptions(dialect=dialect, documents=documents)
     hdf5_layout.check_order(dataset_order)
     how = Opening(key=key, reader=reader, options=options, dataset_order=dataset_order)
     prefix = _prefix(name)
     pair = [suffix for suffix in SUFFIXES if Path(prefix + suffix).is_file()]
+    if pair == [".idx"] and name.endswith(jsonl.SUFFIXES) and Path(name).is_file():
+        pair = []  # x.jsonl.idx is an index of the lines of x.jsonl
     # Megatron keeps its cache in a folder named like the prefix; that one holds no store, and the pair is meant.
     if Path(name).is_dir() and (not pair or name.endswith("/") or holds_shards(Path(name))):
         if pair and not name.endswith("/"):
@@ -115,7 +164,9 @@ def open_keys(
     """
 
     def opened(key: str | None) -> Store:
-        return open(path, key=key, reader=reader, dialect=dialect, documents=documents, dataset_order=dataset_order)
+        return open_tokens(
+            path, key=key, reader=reader, dialect=dialect, documents=documents, dataset_order=dataset_order
+        )
 
     keys = listed_keys(Path(path))
     if len(keys) > 1:
@@ -124,6 +175,16 @@ def open_keys(
     if keys:
         return {keys[0]: store}
     return {store.keys[0]: store, **{key: _with_main(store, key) or opened(key) for key in store.keys[1:]}}
+
+
+def _refuse_samples(name: str, reader: str | Reader) -> None:
+    """What is no store of tokens, and plainly something else; a ``.jsonl`` of text has a message of its own."""
+    layout = None if name.endswith(jsonl.SUFFIXES) else sample_layout(name, reader)
+    if layout is not None:
+        raise StoreError(
+            f"{name}: holds samples ({WORDS[layout]}), and tokens are needed; headrace.open opens it, and"
+            " headrace.datasets.media makes samples for training of it"
+        )
 
 
 def _with_main(store: Store, key: str) -> Store | None:

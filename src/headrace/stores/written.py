@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.io import FileSum
 
-Format = Literal["indexed", "keyed", "hdf5"]
+Format = Literal["indexed", "keyed", "hdf5", "jsonl", "tar"]
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -18,11 +18,13 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         dtype: name of the dtype of its tokens.
         tokens: how many there are.
         ids: they are ids of the vocabulary; False for masks, lengths, rewards and the like.
+        mask: they are 1 where a token is trained, and 0 elsewhere; a manifest says so where a recipe made them.
     """
 
     dtype: str
     tokens: int
     ids: bool = True
+    mask: bool = False
 
 
 class WrittenShard(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,12 +32,12 @@ class WrittenShard(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         format: name of the layout.
-        prefix: path without ``.bin`` and ``.idx``, or without ``.h5``; of a keyed shard its folder.
+        prefix: path without ``.bin`` and ``.idx``, or without ``.h5`` or ``.jsonl``; of a keyed shard its folder.
         num_documents: documents, empty ones included.
         keys: dtype and tokens of each key; an indexed shard has one, ``"tokens"``.
         contiguous: the documents lie one after another in each ``.bin``, from its first byte to its last.
         files: size and checksums of each ``.bin``, in the order of the keys, and then of ``.idx`` or ``meta.json``;
-            or of the ``.h5``.
+            or of the ``.h5`` or ``.jsonl``.
     """
 
     format: Format

@@ -2,6 +2,7 @@
 
     readers.ReaderContract      every reader of `headrace.io`
     stores.StoreContract        every store of tokens
+    samples.SampleStoreContract every store of samples
     strategies                  documents, for hypothesis
 
 A new format inherits the contract, says how its documents are written and opened, and is tested:

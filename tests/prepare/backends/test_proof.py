@@ -78,9 +78,11 @@ def test_where_none_fits_the_truth_runs_and_the_reasons_say_why(family: Any) -> 
     choice = choose_backend(family.make("wordpiece"), wanted="auto", special="encode")
     assert choice.name == "tokenizers"
     assert choice.version
-    assert choice.reasons == dict.fromkeys(
-        CANDIDATES, "unsuitable: its model is WordPiece, not byte-pair encoding (BPE)"
-    )
+    bpe = "unsuitable: its model is WordPiece, not byte-pair encoding (BPE)"
+    assert choice.reasons == {
+        **dict.fromkeys(CANDIDATES, bpe),
+        "numba": "unsuitable: its model is WordPiece, not Unigram",
+    }
     assert msgspec.json.decode(msgspec.json.encode(choice), type=proof.Choice) == choice
 
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from counts import cases
 from headrace.errors import HeadraceError, InputError
-from headrace.samples.maker import Made, MakerCounts, SampleMaker
+from headrace.samples.maker import Made, MakerCounts
+from headrace.samples.maker.block import Block
 from headrace.samples.maker.sequences import Sequencer
 from headrace.samples.masking.token_spans import SpanEncoder
 from recipes_made import maker, tokenizer_json
@@ -166,16 +168,16 @@ def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch, what: str) -> N
     if what == "cut":
         cut = Sequencer.cut
         monkeypatch.setattr(
-            Sequencer, "cut", lambda self, found: cut(self, found)._replace(ids=cut(self, found).ids[1:])
+            Sequencer, "cut", lambda self, found: replace(cut(self, found), ids=cut(self, found).ids[1:])
         )
     elif what == "encode":
         finish = Sequencer.finish
         monkeypatch.setattr(
-            Sequencer, "finish", lambda self, *args: (lambda f: f._replace(ids=f.ids[:-1]))(finish(self, *args))
+            Sequencer, "finish", lambda self, *args: (lambda f: replace(f, ids=f.ids[:-1]))(finish(self, *args))
         )
     else:
-        sample = SampleMaker._sequences
-        monkeypatch.setattr(SampleMaker, "_sequences", lambda self, *args: sample(self, *args)[:-1])
+        take = Block.take
+        monkeypatch.setattr(Block, "take", lambda self, record, *args: take(self, record, *args) if record else None)
     with pytest.raises(HeadraceError, match="the ledger does not balance"):
         one.make(BLOCK)
 
@@ -192,3 +194,47 @@ def test_a_text_that_the_tokeniser_refuses_is_a_bad_record(monkeypatch: pytest.M
     made = maker("type: seq\ninputs: {paths: a, layout: text}").make([{"text": "a"}, {"text": "POISON"}, {"text": "b"}])
     assert made.records.tolist() == [0, 2]
     assert made.bad[0].message == "the tokeniser refuses a text"
+
+
+def test_trained_tokens_are_counted_again_where_tokens_are_cut_off_or_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    take, seen = Block.take, 0
+
+    def counted(self: Block, record: int, made: Any, kept: Any, *args: Any) -> None:
+        nonlocal seen
+        for one in (*made, *kept):
+            assert one.num_supervised == np.count_nonzero(one.mask)
+            seen += one.num_truncated > 0
+        take(self, record, made, kept, *args)
+
+    monkeypatch.setattr(Block, "take", counted)
+    completion = "type: sft\ninputs: {paths: a, layout: completion}\nlength: {max_tokens: 6, truncate: %s}"
+    talk = [{"prompt": "abc", "completion": "d" * size} for size in (1, 3, 9)]
+    for truncate in ("keep_start", "keep_end"):
+        made = maker(completion % truncate).make(talk)
+        ends = np.cumsum(made.arrays["loss_mask"].lengths)
+        sums = [int(part.sum()) for part in np.split(made.arrays["loss_mask"].values, ends[:-1])]
+        assert made.arrays["num_supervised"].values.tolist() == sums
+    group = {"prompt": "abc", "responses": ["d" * 3, "e" * 9], "rewards": [1, 0]}
+    maker("type: grpo\ninputs: {paths: a, layout: group}").make([group])
+    assert seen == 4
+
+
+def test_both_limits_cut() -> None:
+    both = "type: sft\ninputs: {paths: a, layout: completion}\nlength: {first_tokens: %d, max_tokens: %d, truncate: %s}"
+    talk = [{"prompt": "", "completion": "abcdef"}]
+    for first, most, truncate, kept in (
+        (5, 3, "keep_end", "cde"),
+        (3, 5, "keep_end", "abc"),
+        (9, 3, "keep_start", "abc"),
+    ):
+        values, lengths = maker(both % (first, most, truncate)).make(talk).arrays["tokens"]
+        tokenizer = Tokenizer.from_str(tokenizer_json().decode())
+        assert (tokenizer.decode(values.tolist()), lengths.tolist()) == (kept, [len(kept)])
+
+
+def test_the_tokens_of_a_record_that_a_policy_drops_are_counted() -> None:
+    recipe = "type: sft\ninputs: {paths: a, layout: messages}\nmask: {on_no_supervised: drop}"
+    made = maker(recipe).make([{"messages": [{"role": "user", "content": "Hi"}]}])
+    sums = made.counts.tokens["tokens"]
+    assert (sums.made, sums.kept, made.dropped[0].num_tokens) == (7, 0, 7)
+    assert sums.dropped == {"no_supervised": 7}

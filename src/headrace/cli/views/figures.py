@@ -9,7 +9,7 @@ from headrace.cli.views.reading import ShownKeys
 from headrace.cli.views.shown import Figures, PackFill, Trained
 from headrace.plan.packing import PackPlan
 from headrace.stores import Dialect, Store
-from headrace.stores import open as open_store
+from headrace.stores import open_tokens as open_store
 
 MOST_MARKS = 1 << 28
 """Of a loss mask so many values are read, at about a gigabyte a second."""

@@ -61,7 +61,7 @@ _FRAME = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'{policy}">
 <title>{title}</title>
 <style>{style}</style>
 </head>
@@ -87,9 +87,10 @@ def escaped(text: str) -> str:
     return html.escape(safe_text(text))
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """The whole file; ``title`` is data, ``parts`` are HTML."""
-    return _FRAME.format(title=escaped(title), style=_STYLE, body="\n".join(parts))
+def page(title: str, parts: Iterable[str], *, style: str = "", policy: str = "") -> str:
+    """The whole file; ``title`` is data, ``parts`` are HTML, ``policy`` what a browser may show besides styles."""
+    policy = f"; {policy}" if policy else ""
+    return _FRAME.format(title=escaped(title), style=_STYLE + style, body="\n".join(parts), policy=policy)
 
 
 def pairs_html(pairs: Sequence[tuple[str, str]]) -> str:

@@ -18,7 +18,7 @@ from headrace.datasets.pack_plans import StoreLengths, make_plan
 from headrace.errors import ConfigError
 from headrace.plan.packing import Packing, PackPlan
 from headrace.stores import Dialect, Store
-from headrace.stores import open as open_store
+from headrace.stores import open_tokens as open_store
 
 MAX_SAMPLES = 1000
 """More than that nobody looks at, and a page would be slow."""

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import msgspec
 from tokenizers import Tokenizer
 
+from headrace.prepare.end_tokens import find_end_names
 from headrace.prepare.messages import Making
 from headrace.prepare.record_encoder import make_maker
 from headrace.prepare.resolving import find_template, find_tokenizer
 from headrace.samples.maker import SampleMaker
 from headrace.samples.recipe import Recipe
-from headrace.samples.templates import ChatTemplate, special_tokens
+from headrace.samples.templates import ChatTemplate
 
 
 class OpenedMaker(NamedTuple):
@@ -40,7 +41,7 @@ def open_maker(recipe: Recipe, source: int, tokenizer: str | None = None) -> Ope
         recipe=msgspec.json.encode(recipe),
         sources=(source,),
         template=None if setup is None else msgspec.json.encode(setup),
-        special_tokens={} if setup is not None else special_tokens(folder),
+        special_tokens=find_end_names(loaded, folder, setup).tokens,
     )
     return OpenedMaker(
         make_maker(making, loaded.json, source=source),

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.cli.prepare_recipe import with_now
 from headrace.cli.views.parts import columns_of, parts_of
 from headrace.cli.views.recipe_maker import open_maker
 from headrace.cli.views.recipe_record import OnRecords, find_record
@@ -29,6 +30,7 @@ def render_record(
     *,
     input_path: str | None = None,
     tokenizer: str | None = None,
+    now: str | None = None,
     on_records: OnRecords | None = None,
 ) -> Rendering:
     """Record ``number`` of a recipe's inputs: its layout, messages, text, tokens, mask, and the evidence for them.
@@ -40,6 +42,7 @@ def render_record(
         number: counted from 0 over all inputs.
         input_path: a file in place of the recipe's only input.
         tokenizer: where the recipe names none.
+        now: the time that the template sees, of ISO 8601; by default the one there is.
         on_records: called with the number of records read so far.
 
     Raises:
@@ -47,6 +50,8 @@ def render_record(
         InputError: the record is no JSON.
     """
     recipe = load_recipe(recipe_path)
+    if now is not None:
+        recipe = with_now(recipe, now, os.fspath(recipe_path))
     recipe = with_inputs(recipe, [] if input_path is None else [input_path])
     found = find_record(recipe, number, on_records)
     layout, why = "", "the recipe says sections, field by field"

@@ -36,7 +36,7 @@ class Backend(Protocol):
     """
 
     name: str
-    """``tokenizers``, ``gigatoken``, ``fastokens`` or ``tiktoken``."""
+    """``tokenizers``, ``gigatoken``, ``fastokens``, ``tiktoken`` or ``numba``."""
 
     version: str
     """Of the library."""

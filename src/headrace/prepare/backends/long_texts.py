@@ -18,12 +18,13 @@ Where no such place is found, the text stays whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from headrace.prepare.backends.layout import Added, Layout, UnsuitableError, read_layout
+from headrace.prepare.tokenizer import make_encoder
 
 PIECE_BYTES = 1 << 18
 """Pieces have about as many bytes of UTF-8 at most, and no text below twice as many is cut."""
@@ -157,6 +158,41 @@ class TextCutter:
         except Exception:  # the library raises bare Exception; the text as a whole will show what is wrong
             return False
         return bool(whole.ids == first.ids + second.ids)
+
+
+class TextBatches:
+    """Texts in batches of at most ``piece_bytes``, long ones cut."""
+
+    def __init__(
+        self, tokenizer_json: bytes, encoder: Tokenizer | None = None, *, piece_bytes: int = PIECE_BYTES
+    ) -> None:
+        self._json = tokenizer_json
+        self._encoder = encoder
+        self._piece_bytes = piece_bytes
+        self._cutter: TextCutter | None = None
+
+    def of(self, texts: list[str]) -> Iterator[tuple[list[str], list[int]]]:
+        """Pieces of at most ``piece_bytes`` together, or one that is longer, and the number of each one's text."""
+        pieces: list[str] = []
+        owners: list[int] = []
+        total = 0
+        for number, text in enumerate(texts):
+            for piece in [text] if most_bytes(text) <= 2 * self._piece_bytes else self._cut(text):
+                size = most_bytes(piece)
+                if pieces and total + size > self._piece_bytes:
+                    yield pieces, owners
+                    pieces, owners, total = [], [], 0
+                pieces.append(piece)
+                owners.append(number)
+                total += size
+        if pieces:
+            yield pieces, owners
+
+    def _cut(self, text: str) -> list[str]:
+        if self._cutter is None:
+            encoder = make_encoder(self._json) if self._encoder is None else self._encoder
+            self._cutter = TextCutter(encoder, self._json, piece_bytes=self._piece_bytes)
+        return self._cutter.cut(text)
 
 
 def _is_safe(kind: Kind, layout: Layout, encoder: Tokenizer) -> bool:

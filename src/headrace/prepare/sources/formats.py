@@ -7,7 +7,7 @@ from typing import Literal
 from headrace.errors import InputError
 from headrace.prepare.sources.block import SampleBy
 
-Format = Literal["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "arrow", "txt", "txt.gz", "txt.zst"]
+Format = Literal["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "arrow", "txt", "txt.gz", "txt.zst", "csv", "tsv"]
 
 _ENDINGS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -118,7 +118,7 @@ def record_noun(kind: str, sample_by: SampleBy) -> str:
     """
     if kind in ("parquet", "arrow"):
         return "row"
-    if kind == "json":
+    if kind in ("json", "csv", "tsv"):
         return "record"
     return sample_by if kind.startswith("txt") else "line"
 

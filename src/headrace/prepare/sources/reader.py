@@ -11,6 +11,7 @@ from typing import BinaryIO
 from headrace.errors import InputError
 from headrace.prepare.sources.arrow import ArrowSpanReader
 from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, bad_block
+from headrace.prepare.sources.csv_table import CsvReader
 from headrace.prepare.sources.gzip_stream import GzipStream
 from headrace.prepare.sources.json_list import ListReader
 from headrace.prepare.sources.jsonl import JsonlParser
@@ -49,6 +50,8 @@ def open_span(
         return ArrowSpanReader(file, span, spec, block_bytes=block_bytes)
     if file.format == "json":
         return ListReader(file, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
+    if file.format in ("csv", "tsv"):
+        return CsvReader(file, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
     return LineSpanReader(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
 
 

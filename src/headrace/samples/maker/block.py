@@ -21,59 +21,56 @@ class Block:
 
     def __init__(self, num_records: int) -> None:
         self._num_records = num_records
-        self._documents: dict[int, list[Document]] = {}
-        self._domains: dict[int, str] = {}
+        self._num_kept = 0
+        self._rows: list[Document] = []
+        self._owners: list[int] = []
+        self._domains: list[str] = []
+        """Of each document."""
+
         self._dropped: list[Dropped] = []
         self._bad: list[Refused] = []
-        self._record = -1
-        self._made: dict[str, int] = {}
-        """The record that is judged, and its tokens by key."""
-
         self._sums: defaultdict[str, TokenSums] = defaultdict(TokenSums)
         self._notes: Counter[str] = Counter()
         self._added: Counter[str] = Counter()
 
-    def judging(self, record: int) -> Block:
-        """``with block.judging(record)``: a record that raises is dropped or bad, and leaves nothing else behind."""
-        self._record = record
-        self._made = {}
-        return self
-
-    def __enter__(self) -> None:
-        """The record that is judged is known from `judging`."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        """What has become of the record; an error of it ends here."""
+    def put_aside(self, record: int, error: DroppedError | InputError, made: Sequence[Found] = ()) -> None:
+        """A record that is dropped or bad, and leaves nothing else behind. ``made``: its sequences before any cut."""
         if isinstance(error, InputError):
-            self._bad.append(Refused(self._record, str(error)))
-            return True
-        reason = error.reason if isinstance(error, DroppedError) else None
-        if error is not None:
-            if reason is None:
-                return False
-            self._dropped.append(Dropped(self._record, reason, str(error), sum(self._made.values())))
-        for key, number in self._made.items():
-            sums = self._sums[key]
-            sums.made += number
-            if reason is not None:
-                sums.dropped[reason] = sums.dropped.get(reason, 0) + number
-        return error is not None
+            self._bad.append(Refused(record, str(error)))
+            return
+        for one in made:
+            sums = self._sums[one.key]
+            sums.made += one.num_made
+            sums.dropped[error.reason] = sums.dropped.get(error.reason, 0) + one.num_made
+        self._dropped.append(Dropped(record, error.reason, str(error), sum(one.num_made for one in made)))
 
-    def made(self, sequences: Sequence[Found]) -> None:
-        """Count the tokens of the record that is judged, before any cut."""
-        for one in sequences:
-            self._made[one.key] = self._made.get(one.key, 0) + one.num_made
+    def take(
+        self,
+        record: int,
+        made: Sequence[Found],
+        kept: Sequence[Found],
+        documents: list[Document],
+        tally: Tally,
+        domain: str,
+    ) -> None:
+        """Keep the documents of a record, behind those of the records before it.
 
-    def take(self, record: int, kept: Sequence[Found], documents: list[Document], tally: Tally, domain: str) -> None:
-        """Keep the documents of a record."""
-        self._documents[record] = documents
-        self._domains[record] = domain
+        ``made`` and ``kept``: its sequences before and after any cut.
+        """
+        self._num_kept += 1
+        for document in documents:
+            self._rows.append(document)
+            self._owners.append(record)
+            self._domains.append(domain)
         if tally.notes:
             self._notes.update(tally.notes)
         if tally.added:
             self._added.update(tally.added)
+        for one in made:
+            self._sums[one.key].made += one.num_made
         for one in kept:
-            self._sums[one.key].truncated += one.num_truncated
+            if one.num_truncated:
+                self._sums[one.key].truncated += one.num_truncated
 
     def result(self, keys: Sequence[StoreKey], dtypes: Mapping[str, np.dtype[Any]], *, with_domains: bool) -> Made:
         """All that was kept, in the order of the records.
@@ -81,16 +78,13 @@ class Block:
         Raises:
             HeadraceError: the sums do not balance.
         """
-        order = sorted(self._documents)
-        rows = [document for record in order for document in self._documents[record]]
-        arrays = gather(rows, dtypes)
-        owners = [record for record in order for _ in self._documents[record]]
+        arrays = gather(self._rows, dtypes)
         counts = MakerCounts(
             records=self._num_records,
-            kept=len(order),
+            kept=self._num_kept,
             dropped=dict(sorted(Counter(entry.reason for entry in self._dropped).items())),
             bad=len(self._bad),
-            documents=len(rows),
+            documents=len(self._rows),
             tokens=self._sums,
             eos=self._added["eos"],
             bos=self._added["bos"],
@@ -103,9 +97,9 @@ class Block:
                 counts.supervised += int(np.count_nonzero(arrays[key.name].values))
         counts.balance()
         return Made(
-            records=np.array(owners, np.int64),
+            records=np.array(self._owners, np.int64),
             arrays={key.stored: arrays[key.name] for key in keys},
-            domains=[self._domains[record] for record in owners] if with_domains else None,
+            domains=self._domains if with_domains else None,
             dropped=sorted(self._dropped),
             bad=sorted(self._bad),
             counts=counts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,9 @@ from headrace.samples.layouts import nearest
 
 Ids = NDArray[np.uint32]
 _NONE: Ids = np.zeros(0, np.uint32)
+
+BEGIN_TOKEN = "begin_token"
+"""The name, among special tokens, of the one that the tokeniser's configuration begins every text with."""
 
 
 class Ends(NamedTuple):
@@ -27,6 +31,14 @@ class Ends(NamedTuple):
 
     is_trained: bool = False
     """Whether ``after`` is trained."""
+
+    usual: int | None = None
+    """The token that the tokeniser itself begins a text with, where somebody should be told if it is missing."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it gets nothing."""
+        return not len(self.before) and not len(self.after)
 
 
 class EndTokens:
@@ -50,6 +62,7 @@ class EndTokens:
         self._tokenizer.no_padding()
         self._bos = self._find(bos, special_tokens.get("bos_token"), "bos")
         self._eos = self._find(eos, special_tokens.get("eos_token"), "eos")
+        self._begin = self._find(None, special_tokens.get(BEGIN_TOKEN), "bos")
         self._around: tuple[Ids, Ids] | None = None
 
     def wanted_bos(self, wanted: bool | None) -> Ids:
@@ -91,6 +104,20 @@ class EndTokens:
             at = places[0]
             self._around = (np.array(full[:at], np.uint32), np.array(full[at + len(plain) :], np.uint32))
         return self._around
+
+    @cached_property
+    def usual_bos(self) -> int | None:
+        """The begin-of-sequence token that tokenising a text puts before it, by post-processor or configuration.
+
+        None where it puts none, or something else.
+        """
+        try:
+            before = self.around[0]
+        except ConfigError:
+            before = _NONE
+        if len(before) == 1 and self._bos in (None, int(before[0])):
+            return int(before[0])
+        return self._begin
 
     def _find(self, wanted: str | None, given: str | None, name: str) -> int | None:
         if wanted is None:

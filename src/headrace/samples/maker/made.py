@@ -112,13 +112,16 @@ class Made:
         return len(self.records)
 
 
-def gather(rows: Sequence[Mapping[str, NDArray[Any]]], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Ragged]:
-    """The arrays of each key of all documents in a row."""
+def gather(rows: Sequence[Mapping[str, NDArray[Any] | int]], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Ragged]:
+    """The arrays of each key of all documents in a row. A key that is a number in one document is one in all."""
     arrays = {}
     for key, dtype in dtypes.items():
-        columns = [row[key] for row in rows]
-        values = np.concatenate(columns).astype(dtype, copy=False) if columns else np.zeros(0, dtype)
-        arrays[key] = Ragged(values, np.fromiter(map(len, columns), np.int64, len(columns)))
+        column: list[Any] = [row[key] for row in rows]
+        if not column or isinstance(column[0], int):
+            arrays[key] = Ragged(np.array(column, dtype), np.ones(len(column), np.int64))
+        else:
+            values = np.concatenate(column).astype(dtype, copy=False)
+            arrays[key] = Ragged(values, np.fromiter(map(len, column), np.int64, len(column)))
     return arrays
 
 

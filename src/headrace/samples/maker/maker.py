@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, InputError
@@ -18,9 +19,10 @@ from headrace.samples.maker.made import Made
 from headrace.samples.maker.pair import PairShape
 from headrace.samples.maker.rollouts import GroupShape, PromptShape
 from headrace.samples.maker.sections import SectionsShape
-from headrace.samples.maker.sequences import Asked, Found, Sequencer, Tally
+from headrace.samples.maker.sequences import Asked, Found, Sequencer, Tally, whole
 from headrace.samples.maker.shape import Shape, Tools, as_chat
 from headrace.samples.maker.single import SingleShape
+from headrace.samples.masking.encoding import Encoded
 from headrace.samples.masking.faces import Template, TextEncoder
 from headrace.samples.masking.marking import Marker
 from headrace.samples.masking.results import TOO_LONG, DroppedError, Masked
@@ -52,6 +54,16 @@ class Explained(NamedTuple):
 
     sample: Masked
     """With evidence: ``sample.evidence.tokens(sample)``."""
+
+
+class _Waiting(msgspec.Struct, frozen=True, gc=False):
+    """A record whose sequences are to be encoded."""
+
+    number: int
+    sample: Any
+    asked: list[Asked]
+    tally: Tally
+    domain: str
 
 
 class SampleMaker:
@@ -91,6 +103,11 @@ class SampleMaker:
         self.keys: tuple[StoreKey, ...] = store_keys(recipe)
         spans = SpanEncoder(tokenizer_json, encoder)
         vocabulary = spans.tokenizer.get_vocab(with_added_tokens=True)
+        self._number_keys = [key for key in self.keys if key.kind in ("reward", "value")]
+        # What most recipes do not ask for is not looked at with every record.
+        filters = recipe.filters
+        self._limits_chars = filters.min_chars is not None or filters.max_chars is not None
+        self._limits_tokens = filters.min_tokens is not None or filters.max_tokens is not None
         self.dtypes = {key.name: key.resolve(max(vocabulary.values(), default=-1) + 1) for key in self.keys}
         tokens = dict(special_tokens or {}) | (dict(template.special_tokens) if template is not None else {})
         marker = None if template is None else Marker(template, recipe.mask, spans.special_texts)
@@ -117,29 +134,22 @@ class SampleMaker:
     def make(self, records: Sequence[Any]) -> Made:
         """The documents of these records. The sums balance, or an error is raised."""
         block = Block(len(records))
-        samples: dict[int, Any] = {}
-        asked: dict[int, list[Asked]] = {}
-        tallies: dict[int, Tally] = {}
-        domains: dict[int, str] = {}
+        waiting: list[_Waiting] = []
         for number, record in enumerate(records):
-            with block.judging(number):
-                tallies[number] = Tally()
-                domains[number] = self._domain(record)
-                samples[number] = self.sample(record)
-                found = self._shape.ask(samples[number], tallies[number])
-                for one in found:
-                    check_text(one.marked.text, "the text")
-                self._filter_chars(found)
-                asked[number] = found
-        for number, sequences in self._sequences(asked, tallies, block):
-            tally = tallies[number]
-            with block.judging(number):
-                block.made(sequences)
-                self._filter_tokens(sequences)
-                kept = self._cut(samples[number], sequences, tally)
-                documents = self._shape.documents(samples[number], kept)
-                self._check_numbers(documents)
-                block.take(number, kept, documents, tally, domains[number])
+            try:
+                waiting.append(self._ask(number, record))
+            except (DroppedError, InputError) as error:
+                block.put_aside(number, error)
+        # All records are encoded together, or one by one where that fails.
+        try:
+            encoded = self._sequencer.encode([asked for one in waiting for asked in one.asked])
+        except InputError:
+            encoded = []
+        place = 0
+        for one in waiting:
+            own = encoded[place : place + len(one.asked)] if encoded else None
+            place += len(one.asked)
+            self._finish(one, own, block)
         return block.result(self.keys, self.dtypes, with_domains=self.recipe.output.domain_key is not None)
 
     def explain(self, record: Any) -> list[Explained]:
@@ -160,7 +170,7 @@ class SampleMaker:
         Raises:
             InputError: it is not of the layout.
         """
-        if not isinstance(record, Mapping):
+        if type(record) is not dict and not isinstance(record, Mapping):
             raise InputError(f"the record is {describe(record)}; a record is an object")
         if self._spec is not None and self._spec.drop_nulls:
             record = without_nulls(record)
@@ -169,41 +179,44 @@ class SampleMaker:
         sample: Sample = self._layout.convert(record)
         return as_chat(sample) if self.recipe.strings == "chat" else sample
 
-    def _sequences(
-        self, asked: Mapping[int, list[Asked]], tallies: Mapping[int, Tally], block: Block
-    ) -> list[tuple[int, list[Found]]]:
-        """The whole sequences of each record; all records are encoded together, or one by one where that fails."""
-        flat = [(number, one) for number, found in asked.items() for one in found]
+    def _ask(self, number: int, record: Any) -> _Waiting:
+        domain = self._domain(record)
+        tally = Tally()
+        sample = self.sample(record)
+        asked = self._shape.ask(sample, tally)
+        for one in asked:
+            check_text(one.marked.text, "the text")
+        if self._limits_chars:
+            self._filter_chars(asked)
+        return _Waiting(number, sample, asked, tally, domain)
+
+    def _finish(self, one: _Waiting, encoded: list[Encoded] | None, block: Block) -> None:
+        """What has become of a record whose texts are tokens; None: they are not yet."""
+        made: list[Found] = []
         try:
-            encoded = self._sequencer.encode([one for _, one in flat])
-        except InputError:
-            encoded = []
-        finished = []
-        place = 0
-        for number, found in asked.items():
-            with block.judging(number):
-                own = encoded[place : place + len(found)] if encoded else self._sequencer.encode(found)
-                place += len(found)
-                sequences = []
-                try:
-                    for one, tokens in zip(found, own, strict=True):
-                        sequences.append(self._sequencer.finish(one, tokens, tallies[number]))
-                except DroppedError:
-                    # Its tokens were made, and are dropped with it.
-                    block.made(
-                        [
-                            Found(one.key, row.ids, row.loss_mask, len(row.ids))
-                            for one, row in zip(found, own, strict=True)
-                        ]
-                    )
-                    raise
-                finished.append((number, sequences))
-        return finished
+            if encoded is None:
+                encoded = self._sequencer.encode(one.asked)
+            try:
+                made = [
+                    self._sequencer.finish(asked, row, one.tally) for asked, row in zip(one.asked, encoded, strict=True)
+                ]
+            except DroppedError:
+                # Its tokens were made, and are dropped with it.
+                made = [whole(asked.key, row) for asked, row in zip(one.asked, encoded, strict=True)]
+                raise
+            if self._limits_tokens:
+                self._filter_tokens(made)
+            kept = self._cut(one.sample, made, one.tally)
+            documents = self._shape.documents(one.sample, kept)
+            self._check_numbers(documents)
+        except (DroppedError, InputError) as error:
+            block.put_aside(one.number, error, made)
+        else:
+            block.take(one.number, made, kept, documents, one.tally, one.domain)
 
     def _cut(self, sample: Any, sequences: list[Found], tally: Tally) -> list[Found]:
         limit = self.recipe.length.max_tokens
-        is_over = limit is not None and any(len(one.ids) > limit for one in sequences)
-        if is_over and limit is not None and self._sequencer.by_turns:
+        if limit is not None and self._sequencer.by_turns and any(len(one.ids) > limit for one in sequences):
             return self._shortened(sample, sequences, limit, tally)
         kept = [self._sequencer.cut(one) for one in sequences]
         if any(one.num_truncated for one in kept):
@@ -245,19 +258,17 @@ class SampleMaker:
         for one in fitting:
             missing[one.key] -= one.num_made
         # What a key lost as a whole stands with the first of its sequences.
-        return [one._replace(num_truncated=missing.pop(one.key, 0)) for one in fitting]
+        return [msgspec.structs.replace(one, num_truncated=missing.pop(one.key, 0)) for one in fitting]
 
     def _filter_chars(self, asked: Sequence[Asked]) -> None:
         filters = self.recipe.filters
-        if filters.min_chars is not None or filters.max_chars is not None:
-            num_chars = sum(len(one.marked.text) - one.begin for one in asked)
-            _check_range(num_chars, filters.min_chars, filters.max_chars, "chars", "characters")
+        num_chars = sum(len(one.marked.text) - one.begin for one in asked)
+        _check_range(num_chars, filters.min_chars, filters.max_chars, "chars", "characters")
 
     def _filter_tokens(self, sequences: Sequence[Found]) -> None:
         filters = self.recipe.filters
-        if filters.min_tokens is not None or filters.max_tokens is not None:
-            num_tokens = sum(one.num_made for one in sequences)
-            _check_range(num_tokens, filters.min_tokens, filters.max_tokens, "tokens", "tokens")
+        num_tokens = sum(one.num_made for one in sequences)
+        _check_range(num_tokens, filters.min_tokens, filters.max_tokens, "tokens", "tokens")
 
     def _check_numbers(self, documents: Sequence[Mapping[str, Any]]) -> None:
         """Refuse numbers that the dtype of their key would change.
@@ -265,9 +276,7 @@ class SampleMaker:
         Raises:
             InputError: there is one.
         """
-        for key in self.keys:
-            if key.kind not in ("reward", "value"):
-                continue
+        for key in self._number_keys:
             dtype = self.dtypes[key.name]
             for document in documents:
                 values = document[key.name]
@@ -283,7 +292,9 @@ class SampleMaker:
 
     def _domain(self, record: Any) -> str:
         key = self.recipe.output.domain_key
-        value = record.get(key) if key is not None and isinstance(record, Mapping) else None
+        if key is None:
+            return DEFAULT_DOMAIN
+        value = record.get(key) if isinstance(record, Mapping) else None
         if not isinstance(value, str):
             return DEFAULT_DOMAIN
         is_plain = value.isprintable() and not set(value) & set('/\\:*?"<>|') and value.strip(" .") == value

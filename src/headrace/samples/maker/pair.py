@@ -30,7 +30,7 @@ class PairShape(Shape[Preference]):
                     "split; leave all but the last in the prompt, or choose `mask: {unstable: drop}`"
                 )
             roles = roles_of(prompt, answer)
-            asked.append(Asked(key, texts[0], self.tools.chat_ends(), is_checked=True, roles=roles))
+            asked.append(Asked(key, texts[0], self.tools.chat_ends, is_checked=True, roles=roles))
         return asked
 
     def documents(self, sample: Preference, found: Sequence[Found]) -> list[Document]:

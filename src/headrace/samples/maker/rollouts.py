@@ -53,7 +53,7 @@ class GroupShape(Shape[Group]):
 
     def _response(self, prompt: Conversation | str, before: str, response: Conversation | str, tally: Tally) -> Asked:
         if isinstance(prompt, str) and isinstance(response, str):
-            ends = self.tools.text_ends(is_trained=True)._replace(before=np.zeros(0, np.uint32))
+            ends = self.tools.answer_ends._replace(before=np.zeros(0, np.uint32))
             text = plain((prompt, False), (response, True))
             return Asked("responses", text, ends, begin=len(prompt), roles=("prompt", "answer"), may_be_empty=True)
         if isinstance(prompt, str) or isinstance(response, str):
@@ -83,7 +83,7 @@ def prompt_asked(tools: Tools, prompt: Conversation | str) -> Asked:
     if isinstance(prompt, str):
         text, ends = prompt, tools.text_ends(is_trained=False)
     else:
-        text, ends = tools.prompt_text(prompt), tools.chat_ends()
+        text, ends = tools.prompt_text(prompt), tools.chat_ends
     return Asked("prompts", plain((text, False)), ends._replace(after=np.zeros(0, np.uint32)))
 
 

@@ -140,7 +140,7 @@ class SectionsShape(Shape[Record]):
                 texts = self._rendered(entry, section, place, tally)
                 if len(texts) != 1:
                     raise InputError(f"{place} is {describe(entry)}; it must be messages that make one text")
-                asked.append(Asked(key, texts[0], self.tools.chat_ends(), section.action != "mask"))
+                asked.append(Asked(key, texts[0], self.tools.chat_ends, section.action != "mask"))
                 continue
             if not isinstance(entry, str | bool | int | float):
                 raise InputError(
@@ -170,7 +170,7 @@ class SectionsShape(Shape[Record]):
             else section is first and not section.template
             for section, _ in parts
         ]
-        ends = self.tools.chat_ends() if any(section.template for section, _ in parts) else Ends()
+        ends = self.tools.chat_ends if any(section.template for section, _ in parts) else Ends()
         if any(asks):
             before, after = self.tools.ends.around
             ends = Ends(before if len(before) else ends.before, after, last.action == "train")
@@ -186,7 +186,7 @@ def _single(recipe: Recipe, found: Found) -> Document:
     document: Document = {"tokens": found.ids}
     if recipe.type == "sft":
         document["loss_mask"] = found.mask
-        document["num_supervised"] = np.array([np.count_nonzero(found.mask)], np.int32)
+        document["num_supervised"] = found.num_supervised
     if recipe.output.position_ids != "none":
         document["position_ids"] = np.arange(len(found.ids), dtype=np.int64)
     return document

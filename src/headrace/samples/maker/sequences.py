@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
+import functools
+from collections import defaultdict
 from collections.abc import Sequence as Sequenced
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from headrace.errors import InputError
 from headrace.samples.maker.ends import Ends, add_ends
 from headrace.samples.masking.encoding import Encoded, encode
-from headrace.samples.masking.marking import Marked
+from headrace.samples.masking.marking import Marked, decide
 from headrace.samples.masking.masker import check_encoded
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.pieces import Piece, Region, Why
-from headrace.samples.masking.results import DroppedError, Masked
+from headrace.samples.masking.results import MISSING_BOS, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder, byte_places
 from headrace.samples.masking.truncation import Truncation, truncate
 from headrace.samples.recipe.recipe import LengthSpec
@@ -29,7 +30,7 @@ Ids = NDArray[np.uint32]
 Mask = NDArray[np.uint8]
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True, gc=False):
     """One sequence of a record, before it is encoded."""
 
     key: str
@@ -53,27 +54,31 @@ class Asked(NamedTuple):
     """Whether a text without tokens is kept; else the record is dropped as ``empty``."""
 
 
-class Found(NamedTuple):
+class Found(msgspec.Struct, frozen=True, gc=False):
     """A sequence as it is stored, and what became of it on the way."""
 
     key: str
     ids: Ids
     mask: Mask
+    num_supervised: int
     num_made: int
     """Tokens before any cut, those at the ends included."""
 
     num_truncated: int = 0
 
 
-@dataclasses.dataclass(slots=True)
-class Tally:
+_counts = functools.partial(defaultdict[str, int], int)
+"""A `Counter` at a quarter of the cost, which counts where every record has two."""
+
+
+class Tally(msgspec.Struct):
     """Counts of one record; they count only if the record is not a bad one."""
 
     with_all: bool = False
     """Place the turns that are not trained as well, for the evidence."""
 
-    notes: Counter[str] = dataclasses.field(default_factory=Counter)
-    added: Counter[str] = dataclasses.field(default_factory=Counter)
+    notes: defaultdict[str, int] = msgspec.field(default_factory=_counts)
+    added: defaultdict[str, int] = msgspec.field(default_factory=_counts)
 
 
 class Sequencer:
@@ -85,10 +90,13 @@ class Sequencer:
         self._bos = bos
         self._length = length
         self._truncation = None
+        self._limit = length.first_tokens
+        """What is not longer than this is not cut; None: nothing is."""
         if length.max_tokens is not None and not self.by_turns:
             self._truncation = Truncation(
                 max_tokens=length.max_tokens, over_long=length.truncate, on_supervision_cut=length.on_supervision_cut
             )
+            self._limit = min(length.max_tokens, self._limit or length.max_tokens)
 
     @property
     def by_turns(self) -> bool:
@@ -135,14 +143,18 @@ class Sequencer:
             encoded = self._within(asked, encoded, tally)
         if not len(encoded.ids) and not asked.may_be_empty:
             raise DroppedError(EMPTY, f"the text of {asked.key!r} is empty")
-        ids, mask, num_bos, num_eos = add_ends(encoded.ids, encoded.loss_mask, asked.ends)
-        if num_bos or num_eos:
-            encoded = encoded._replace(ids=ids, loss_mask=mask)
-            tally.added["bos"] += num_bos
-            tally.added["eos"] += num_eos
+        if not asked.ends.is_empty:
+            encoded = _ended(encoded, asked.ends, tally)
+        usual = asked.ends.usual
+        if usual is not None and not asked.begin and len(encoded.ids) and encoded.ids[0] != usual:
+            message = (
+                f"it does not begin with BOS (id {usual}), with which the tokeniser begins texts: the template "
+                "writes none. `ends: {prepend_bos: true}` adds it, `mask: {on_missing_bos: allow}` goes without"
+            )
+            decide(self._options.on_missing_bos, MISSING_BOS, message, tally.notes)
         if asked.is_checked:
             check_encoded(encoded, self._options, tally.notes)
-        return Found(asked.key, ids, mask, len(ids))
+        return whole(asked.key, encoded)
 
     def cut(self, found: Found) -> Found:
         """The sequence within the limits.
@@ -151,7 +163,7 @@ class Sequencer:
             InputError: it is longer, and must not be.
             DroppedError: it is longer, and is dropped for it; or no trained token is left.
         """
-        if self._truncation is None and self._length.first_tokens is None:
+        if self._limit is None or len(found.ids) <= self._limit:
             return found
         ids, mask = found.ids, found.mask
         if self._length.first_tokens is not None and len(ids) > self._length.first_tokens:
@@ -163,7 +175,13 @@ class Sequencer:
             ids, mask = _truncated(ids, mask, first)
         if self._truncation is not None:
             ids, mask = _truncated(ids, mask, self._truncation)
-        return found._replace(ids=ids, mask=mask, num_truncated=found.num_truncated + len(found.ids) - len(ids))
+        return replace(
+            found,
+            ids=ids,
+            mask=mask,
+            num_supervised=int(np.count_nonzero(mask)),
+            num_truncated=found.num_truncated + len(found.ids) - len(ids),
+        )
 
     def _within(self, asked: Asked, encoded: Encoded, tally: Tally) -> Encoded:
         """What stands between two characters of the text.
@@ -181,11 +199,29 @@ class Sequencer:
         last = int(np.searchsorted(evidence.ends, places[end], "right"))
         is_clean = first == 0 or int(evidence.ends[first - 1]) <= int(places[asked.begin])
         if is_clean and (last == 0 or int(evidence.ends[last - 1]) == int(places[end])):
-            inside = encoded._replace(ids=encoded.ids[first:last], loss_mask=encoded.loss_mask[first:last])
+            mask = encoded.loss_mask[first:last]
+            inside = replace(
+                encoded, ids=encoded.ids[first:last], loss_mask=mask, num_supervised=int(np.count_nonzero(mask))
+            )
         else:
             tally.notes["straddling_responses"] += 1
             inside = self.encode([Asked(asked.key, part(asked.marked, asked.begin, end))])[0]
-        return inside._replace(is_partly_trained=False)
+        return replace(inside, is_partly_trained=False)
+
+
+def whole(key: str, encoded: Encoded) -> Found:
+    """A sequence of which nothing is cut."""
+    return Found(key, encoded.ids, encoded.loss_mask, encoded.num_supervised, len(encoded.ids))
+
+
+def _ended(encoded: Encoded, ends: Ends, tally: Tally) -> Encoded:
+    ids, mask, num_bos, num_eos = add_ends(encoded.ids, encoded.loss_mask, ends)
+    if not num_bos and not num_eos:
+        return encoded
+    tally.added["bos"] += num_bos
+    tally.added["eos"] += num_eos
+    num_supervised = encoded.num_supervised + num_eos * ends.is_trained
+    return replace(encoded, ids=ids, loss_mask=mask, num_supervised=num_supervised)
 
 
 def _truncated(ids: Ids, mask: Mask, truncation: Truncation) -> tuple[Ids, Mask]:
@@ -211,7 +247,7 @@ def joined(parts: Sequenced[Marked]) -> Marked:
     ends: list[tuple[int, int]] = []
     begin = 0
     for one in parts:
-        pieces += [piece._replace(begin=piece.begin + begin, end=piece.end + begin) for piece in one.pieces]
+        pieces += [replace(piece, begin=piece.begin + begin, end=piece.end + begin) for piece in one.pieces]
         ends += [(first + begin, last + begin) for first, last in one.ends]
         begin += len(one.text)
     return Marked("".join(one.text for one in parts), pieces, ends, any(one.is_partly_trained for one in parts))
@@ -220,7 +256,7 @@ def joined(parts: Sequenced[Marked]) -> Marked:
 def part(marked: Marked, begin: int, end: int) -> Marked:
     """The characters ``[begin, end)`` of a marked text."""
     pieces = [
-        piece._replace(begin=max(piece.begin, begin) - begin, end=min(piece.end, end) - begin)
+        replace(piece, begin=max(piece.begin, begin) - begin, end=min(piece.end, end) - begin)
         for piece in marked.pieces
         if piece.begin < end and piece.end > begin
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -23,11 +24,11 @@ from headrace.samples.recipe.recipe import Recipe
 
 S = TypeVar("S")
 
-Document = dict[str, NDArray[Any]]
-"""The values of each key, by our own names."""
+Document = dict[str, NDArray[Any] | int]
+"""The values of each key, by our own names; a number where there is one for each document."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tools:
     """What the making of sequences needs."""
 
@@ -48,7 +49,8 @@ class Tools:
         is_header = self.recipe.header == "train"
         texts = self.marker.mark(self.with_kwargs(conversation), with_all=tally.with_all or is_header)
         if self.marker.counts:
-            tally.notes.update(self.marker.counts)
+            for note, number in self.marker.counts.items():
+                tally.notes[note] += number
         return [_with_header(marked) for marked in texts] if is_header else texts
 
     def whole_text(self, conversation: Conversation) -> str:
@@ -86,15 +88,21 @@ class Tools:
         )
         return rendered.text
 
+    @functools.cached_property
+    def answer_ends(self) -> Ends:
+        """The ends of a sequence that is text, and ends in what is trained."""
+        return self.text_ends(is_trained=True)
+
     def text_ends(self, *, is_trained: bool) -> Ends:
         """The ends of a sequence that is text."""
         before = self.ends.wanted_bos(self.recipe.ends.prepend_bos)
         after = self.ends.eos if self.recipe.appends_eos else np.zeros(0, np.uint32)
         return Ends(before, after, is_trained)
 
+    @functools.cached_property
     def chat_ends(self) -> Ends:
         """The ends of a sequence that a template wrote."""
-        return Ends(before=self.ends.wanted_bos(self.recipe.ends.prepend_bos))
+        return Ends(before=self.ends.wanted_bos(self.recipe.ends.prepend_bos), usual=self.ends.usual_bos)
 
 
 _NO_TEMPLATE = (
@@ -148,7 +156,7 @@ def _with_header(marked: Marked) -> Marked:
             f"the header of message {min(trained - headers)} cannot be found in the text, and `header: train` needs it"
         )
     pieces = [
-        piece._replace(is_trained=True, why=Why.ROLE)
+        msgspec.structs.replace(piece, is_trained=True, why=Why.ROLE)
         if piece.region == Region.HEADER and piece.message in trained
         else piece
         for piece in marked.pieces
@@ -192,7 +200,7 @@ def _answered(answer: Conversation | str) -> Conversation:
 def pair_text(tools: Tools, key: str, prompt: str, answer: str, *, is_checked: bool = True) -> Asked:
     """A prompt and its answer, both text, as one sequence; the answer is trained, and the token that ends it."""
     text = plain((prompt, False), (answer, True))
-    return Asked(key, text, tools.text_ends(is_trained=True), is_checked, roles=("prompt", "answer"))
+    return Asked(key, text, tools.answer_ends, is_checked, roles=("prompt", "answer"))
 
 
 def roles_of(*conversations: Conversation) -> tuple[str, ...]:

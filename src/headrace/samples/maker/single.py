@@ -21,7 +21,7 @@ class SingleShape(Shape[Single]):
         """See `Shape.ask`. A conversation that an unstable template splits is several documents."""
         is_checked = self.tools.recipe.type == "sft"
         if isinstance(sample, Text):
-            return [Asked("tokens", plain((sample.text, True)), self.tools.text_ends(is_trained=True), is_checked)]
+            return [Asked("tokens", plain((sample.text, True)), self.tools.answer_ends, is_checked)]
         if isinstance(sample, Completion) and isinstance(sample.prompt, str) and isinstance(sample.completion, str):
             return [pair_text(self.tools, "tokens", sample.prompt, sample.completion, is_checked=is_checked)]
         conversation = self.dialogue(sample)
@@ -29,9 +29,9 @@ class SingleShape(Shape[Single]):
             raise TypeError(f"{type(sample).__name__} is no sample of type {self.tools.recipe.type}")
         if not is_checked:  # nobody asks for a mask, so none has to be proved
             text = self.tools.whole_text(conversation)
-            return [Asked("tokens", plain((text, True)), self.tools.chat_ends())]
+            return [Asked("tokens", plain((text, True)), self.tools.chat_ends)]
         roles = roles_of(conversation) if tally.with_all else ()
-        ends = self.tools.chat_ends()
+        ends = self.tools.chat_ends
         return [
             Asked("tokens", marked, ends, is_checked, roles=roles) for marked in self.tools.mark(conversation, tally)
         ]
@@ -43,11 +43,11 @@ class SingleShape(Shape[Single]):
             document: Document = {"tokens": one.ids}
             if self.tools.recipe.type == "sft":
                 document["loss_mask"] = one.mask
-                document["num_supervised"] = np.array([np.count_nonzero(one.mask)], np.int32)
+                document["num_supervised"] = one.num_supervised
             if self.tools.recipe.output.position_ids != "none":
                 document["position_ids"] = np.arange(len(one.ids), dtype=np.int64)
             if isinstance(sample, Completion) and sample.label is not None:
-                document["label"] = np.array([sample.label], np.uint8)
+                document["label"] = int(sample.label)
             documents.append(document)
         return documents
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from headrace.samples.masking.marking import Marked
@@ -15,11 +16,12 @@ from headrace.samples.masking.token_masks import borders, loss_mask, untrained_e
 from headrace.samples.masking.token_spans import IntArray, SpanEncoder, Spanned, byte_places
 
 
-class Encoded(NamedTuple):
+class Encoded(msgspec.Struct, frozen=True, gc=False):
     """One text as tokens."""
 
     ids: NDArray[np.uint32]
     loss_mask: NDArray[np.uint8]
+    num_supervised: int
     num_straddling: int
     """Tokens with trained and untrained bytes."""
     has_untrained_end: bool
@@ -28,7 +30,7 @@ class Encoded(NamedTuple):
     """It begins with two BOS."""
     is_partly_trained: bool
     """Some of its messages must not be trained."""
-    evidence: Evidence | None
+    evidence: Evidence | None = None
 
 
 def encode(
@@ -49,30 +51,33 @@ def encode(
     mask, straddles = loss_mask(spanned, found.trained, straddling=straddling)
     odd_ends = set(found.end_texts[untrained_ends(spanned, mask, found.ends)].tolist())
     borders_of = np.concatenate(([0], np.cumsum(spanned.lengths)))
-    counts = np.diff(np.searchsorted(straddles, borders_of)).tolist()
+    trained_before = np.concatenate(([0], np.cumsum(mask, dtype=np.int64)))
+    supervised = np.diff(trained_before[borders_of]).tolist()
+    straddling_tokens = np.diff(np.searchsorted(straddles, borders_of)).tolist()
     doubled = _doubled_bos(spanned, borders_of[:-1], bos).tolist()
     starts = borders_of.tolist()
+    ids = spanned.ids
+    result = [
+        Encoded(
+            ids=ids[starts[number] : starts[number + 1]],
+            loss_mask=mask[starts[number] : starts[number + 1]],
+            num_supervised=supervised[number],
+            num_straddling=straddling_tokens[number],
+            has_untrained_end=number in odd_ends,
+            has_doubled_bos=doubled[number],
+            is_partly_trained=marked.is_partly_trained,
+        )
+        for number, marked in enumerate(batch)
+    ]
+    if roles is None:
+        return result
     bases = (np.cumsum(found.sizes) - found.sizes).tolist()
-    result = []
     for number, marked in enumerate(batch):
         rows = slice(starts[number], starts[number + 1])
-        ids = spanned.ids[rows]
-        evidence = None
-        if roles is not None:
-            own = Spanned(ids, spanned.lengths[number : number + 1], spanned.begins[rows], spanned.ends[rows])
-            within = straddles[(straddles >= rows.start) & (straddles < rows.stop)] - rows.start
-            evidence = _evidence(marked, own, bases[number], within, roles[number])
-        result.append(
-            Encoded(
-                ids=ids,
-                loss_mask=mask[rows],
-                num_straddling=counts[number],
-                has_untrained_end=number in odd_ends,
-                has_doubled_bos=doubled[number],
-                is_partly_trained=marked.is_partly_trained,
-                evidence=evidence,
-            )
-        )
+        own = Spanned(ids[rows], spanned.lengths[number : number + 1], spanned.begins[rows], spanned.ends[rows])
+        within = straddles[(straddles >= rows.start) & (straddles < rows.stop)] - rows.start
+        evidence = _evidence(marked, own, bases[number], within, roles[number])
+        result[number] = replace(result[number], evidence=evidence)
     return result
 
 

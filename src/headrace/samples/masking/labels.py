@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from headrace.errors import InputError
 from headrace.samples.masking.closers import Closers
 from headrace.samples.masking.decisions import Decision
@@ -72,10 +74,10 @@ def _relabelled(pieces: Sequence[Piece], labels: Sequence[Piece]) -> list[Piece]
             if begin >= end:
                 continue
             if begin > at:
-                found.append(piece._replace(begin=at, end=begin))
+                found.append(msgspec.structs.replace(piece, begin=at, end=begin))
             why = piece.why if piece.is_trained or label.region == Region.HEADER else label.why
             found.append(Piece(begin, end, label.region, label.message, piece.is_trained, why))
             at = end
         if at < piece.end:
-            found.append(piece._replace(begin=at))
+            found.append(msgspec.structs.replace(piece, begin=at))
     return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation
@@ -16,7 +18,7 @@ from headrace.samples.masking.labels import labelled
 from headrace.samples.masking.options import MaskOptions, Policy
 from headrace.samples.masking.pieces import Piece, Region, Why, cut, lay_out, overlay, spans_of
 from headrace.samples.masking.renders import ANSWER, PROBE, Renders, Usual, thought_of
-from headrace.samples.masking.results import EMPTY_TURN, PROMPT_MISMATCH, UNSTABLE, UNTRAINED_END, DroppedError
+from headrace.samples.masking.results import EMPTY_TURN, PROMPT_MISMATCH, UNSTABLE, UNTRAINED_END, Counts, DroppedError
 from headrace.samples.masking.turns import (
     ASSISTANT,
     Comparison,
@@ -28,8 +30,12 @@ from headrace.samples.masking.turns import (
     tagged_turns,
 )
 
+# Members of an enum cost as much to look up as a piece costs to make.
+_UNTRAINED = (Region.PROMPT, -1, False, Why.PROMPT)
+_CONTENT, _END_OF_TURN, _BY_ROLE = Region.CONTENT, Region.END_OF_TURN, Why.ROLE
 
-class Marked(NamedTuple):
+
+class Marked(msgspec.Struct, frozen=True, gc=False):
     """A text to be encoded."""
 
     text: str
@@ -111,25 +117,26 @@ class Marker:
         pieces: list[Piece] = []
         ends: list[tuple[int, int]] = []
         at = 0
+        prompt = usual.prompt
         for number, message in enumerate(renders.conversation.messages):
             if message.get("role") != ASSISTANT:
                 continue
-            if not number or not text.startswith(usual.prompt, begins[number]):
+            if not number or not text.startswith(prompt, begins[number]):
                 return None
-            start = begins[number] + len(usual.prompt)
+            start = begins[number] + len(prompt)
             content_end = plain_content_end(message, text, start, end)
             if content_end < 0:
                 return None
             stop = content_end + len(end)
             pieces += (
-                Piece(at, start, Region.PROMPT, -1, False, Why.PROMPT),
-                Piece(start, content_end, Region.CONTENT, number, True, Why.ROLE),
-                Piece(content_end, stop, Region.END_OF_TURN, number, True, Why.ROLE),
+                Piece(at, start, *_UNTRAINED),
+                Piece(start, content_end, _CONTENT, number, True, _BY_ROLE),
+                Piece(content_end, stop, _END_OF_TURN, number, True, _BY_ROLE),
             )
             ends.append((content_end, stop))
             at = stop
         if at < len(text):
-            pieces.append(Piece(at, len(text), Region.PROMPT, -1, False, Why.PROMPT))
+            pieces.append(Piece(at, len(text), *_UNTRAINED))
         return Marked(text, pieces, ends, len(ends) < len(begins)) if pieces else None
 
     def _find(
@@ -260,7 +267,7 @@ class Marker:
         )
         if train_end != decision.is_trained:
             pieces = [
-                piece._replace(is_trained=train_end and wants_end, why=Why.SPAN)
+                replace(piece, is_trained=train_end and wants_end, why=Why.SPAN)
                 if piece.region == Region.END_OF_TURN
                 else piece
                 for piece in pieces
@@ -291,7 +298,7 @@ class Marker:
         if placed is None or skipped < 0 or content[:skipped].strip() or text[slice(*placed)].strip() != bare:
             raise InputError(explain.spans(renders, turn.message))
         pieces = spans_of(decision.spans, placed[0] - skipped, turn.message)
-        clipped = [piece._replace(begin=max(piece.begin, placed[0]), end=min(piece.end, placed[1])) for piece in pieces]
+        clipped = [replace(piece, begin=max(piece.begin, placed[0]), end=min(piece.end, placed[1])) for piece in pieces]
         return [piece for piece in clipped if piece.end > piece.begin]
 
     def _probed_end(self) -> str | None:
@@ -312,7 +319,7 @@ class Marker:
         decide(policy, reason, message, self._counts)
 
 
-def decide(policy: Policy, reason: str, message: str, counts: Counter[str]) -> None:
+def decide(policy: Policy, reason: str, message: str, counts: Counts) -> None:
     """What a policy makes of a finding: an error, a drop, or a count."""
     if policy == "error":
         raise InputError(message)

@@ -19,6 +19,7 @@ from headrace.samples.masking.results import (
     NO_SUPERVISED,
     TOO_LONG,
     UNTRAINED_END,
+    Counts,
     Dropped,
     DroppedError,
     Masked,
@@ -208,14 +209,14 @@ class _Batch:
         )
 
 
-def check_encoded(row: Encoded, options: MaskOptions, counts: Counter[str]) -> None:
+def check_encoded(row: Encoded, options: MaskOptions, counts: Counts) -> None:
     """What the policies make of one encoded text: nothing, a count, a drop or an error.
 
     Raises:
         InputError: a policy refuses it.
         DroppedError: a policy drops it.
     """
-    num_supervised = int(np.count_nonzero(row.loss_mask))
+    num_supervised = row.num_supervised
     if not num_supervised:
         message = (
             f"none of its {len(row.ids):,} tokens is trained: no message has one of the roles "
@@ -255,4 +256,4 @@ def _grouped(owners: Sequence[int]) -> Iterator[tuple[int, range]]:
 
 
 def _num_supervised(encoded: list[Encoded]) -> int:
-    return sum(int(np.count_nonzero(row.loss_mask)) for row in encoded)
+    return sum(row.num_supervised for row in encoded)

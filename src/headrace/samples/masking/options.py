@@ -40,6 +40,8 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``on_no_supervised``     nothing is trained;
     ``on_all_supervised``    everything is, though some of the messages should not be;
     ``on_doubled_bos``       it begins with two BOS;
+    ``on_missing_bos``       of samples of a recipe: the tokeniser begins texts with BOS, the template does not, and
+                             none was added. Counted by default, since Hugging Face and TRL add none either;
     ``on_untrained_end``     the end of a turn should be trained and is not, or there is no token for it;
     ``on_empty_turn``        a trained turn is empty, mostly since the template does not write calls of tools.
 
@@ -60,6 +62,7 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_no_supervised: Policy = "error"
     on_all_supervised: Policy = "error"
     on_doubled_bos: Policy = "error"
+    on_missing_bos: Policy = "allow"
     on_untrained_end: Policy = "error"
     on_empty_turn: Policy = "error"
 
@@ -92,6 +95,7 @@ _ALLOWED = {
     "on_no_supervised": Policy,
     "on_all_supervised": Policy,
     "on_doubled_bos": Policy,
+    "on_missing_bos": Policy,
     "on_untrained_end": Policy,
     "on_empty_turn": Policy,
 }

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+import msgspec
+
 from headrace.samples.conversation import Message, TrainSpan
 from headrace.samples.masking.closers import Closer, Closers
 from headrace.samples.masking.renders import REASONING_TAGS, content_text, thought_of
@@ -64,7 +66,7 @@ WORDS = {
 }
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """A stretch ``[begin, end)`` of the text, in characters."""
 
     begin: int
@@ -189,7 +191,7 @@ def overlay(pieces: Sequence[Piece], over: Sequence[Piece]) -> list[Piece]:
         while rest and rest[-1].begin < piece.end:
             top = rest[-1]
             if top.begin > at:
-                result.append(piece._replace(begin=at, end=top.begin))
+                result.append(msgspec.structs.replace(piece, begin=at, end=top.begin))
             if top.begin >= piece.begin:
                 result.append(top)
             at = max(at, top.end)
@@ -197,7 +199,7 @@ def overlay(pieces: Sequence[Piece], over: Sequence[Piece]) -> list[Piece]:
                 break
             rest.pop()
         if at < piece.end:
-            result.append(piece._replace(begin=at))
+            result.append(msgspec.structs.replace(piece, begin=at))
     return result
 
 

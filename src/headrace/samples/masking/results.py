@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,9 +14,12 @@ from headrace.samples.masking.pieces import WORDS, Region, Why
 
 UNSTABLE, PROMPT_MISMATCH = "unstable_template", "prompt_mismatch"
 NO_SUPERVISED, ALL_SUPERVISED = "no_supervised", "all_supervised"
-DOUBLED_BOS, UNTRAINED_END, EMPTY_TURN = "doubled_bos", "untrained_end", "empty_turn"
+DOUBLED_BOS, MISSING_BOS, UNTRAINED_END, EMPTY_TURN = "doubled_bos", "missing_bos", "untrained_end", "empty_turn"
 TOO_LONG, SUPERVISION_CUT = "too_long", "supervision_cut"
 """Reasons for which a record is dropped."""
+
+Counts = Counter[str] | defaultdict[str, int]
+"""Numbers by name; one that is missing is 0."""
 
 
 class DroppedError(Exception):

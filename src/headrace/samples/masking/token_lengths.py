@@ -39,6 +39,11 @@ class TokenLengths(NamedTuple):
     """The id of what is not in the vocabulary."""
     is_byte_level: bool = True
 
+    @property
+    def tells_all(self) -> bool:
+        """Whether `tells` holds for every text."""
+        return self.is_byte_level and self.form is None
+
     def tells(self, text: str) -> bool:
         """Whether the lengths are right for this text, as far as can be seen before it is encoded."""
         if text.isascii():
@@ -139,7 +144,8 @@ def sum_lengths(
     ends = np.cumsum(own)
     begins = ends - own
     wrong = np.diff(np.concatenate(([0], ends))[firsts]) != utf8_sizes(texts)
-    wrong |= np.fromiter((not known.tells(text) for text in texts), np.bool_, len(texts))
+    if not known.tells_all:
+        wrong |= np.fromiter((not known.tells(text) for text in texts), np.bool_, len(texts))
     if known.unknown is not None:
         wrong[np.searchsorted(firsts, np.flatnonzero(ids == known.unknown), "right") - 1] = True
     bare = put[own[put] == 0]

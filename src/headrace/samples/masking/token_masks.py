@@ -38,11 +38,13 @@ def borders(batch: Sequence[Marked]) -> Borders:
         size = len(text) if places is None else int(places[-1])
         for piece in marked.pieces:
             if piece.is_trained:
-                begin, end = (piece.begin, piece.end) if places is None else (places[piece.begin], places[piece.end])
+                begin, end = piece.begin, piece.end
+                if places is not None:
+                    begin, end = int(places[begin]), int(places[end])
                 if trained and trained[-1] == base + begin:
-                    trained[-1] = base + int(end)
+                    trained[-1] = base + end
                 else:
-                    trained += (base + int(begin), base + int(end))
+                    trained += (base + begin, base + end)
         for begin, end in marked.ends:
             ends += (
                 (base + begin, base + end) if places is None else (base + int(places[begin]), base + int(places[end]))

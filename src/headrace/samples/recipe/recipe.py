@@ -96,10 +96,11 @@ class EndSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     With ``sections``: where one of them is of a template."""
 
     eos: str | None = None
-    """The token; None: ``eos_token`` of the template, or the only usual one of the vocabulary."""
+    """The token; None: ``eos_token`` of the template or of ``tokenizer_config.json``, or where that does not name it
+    the only usual one of the vocabulary, which a notice says."""
 
     bos: str | None = None
-    """The token; None: ``bos_token`` of the template, or the only usual one of the vocabulary."""
+    """The token; None: as ``eos``."""
 
     response_end: Literal["turn", "all"] = "turn"
     """A response rendered by a template ends with the token that ends the turn; or with all that the template writes

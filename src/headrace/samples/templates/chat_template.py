@@ -137,7 +137,7 @@ class ChatTemplate:
                 "add_generation_prompt begins a new message, continue_final_message goes on with the last: choose one"
             )
         template = self._default if tools is None or self._tool_use is None else self._tool_use
-        variables = self.setup.special_tokens | (plain(template_kwargs) if template_kwargs else {})
+        variables = plain(template_kwargs) if template_kwargs else {}
         variables["messages"] = chat = plain_messages(messages)
         variables["tools"] = plain_dicts(tools, "tools")
         variables["documents"] = plain_dicts(documents, "documents")

@@ -44,23 +44,29 @@ class CompiledTemplate:
             )
         self.has_generation = environment.has_generation
         self._one_by_one = environment.one_by_one
-        self._globals = dict(self._template.globals)
+        self._known = {**self._template.globals, **setup.special_tokens}
         self._context: Context | None = None
 
     def render(self, variables: dict[str, Any]) -> Rendered:
-        """The text for these variables. Raises :class:`InputError`, with the line, where the template fails on them."""
+        """The text for these variables, which win over special tokens.
+
+        Raises :class:`InputError`, with the line, where the template fails on them.
+        """
         budget = self._budget
+        max_chars = budget.max_chars
         pieces: list[str] = []
         with self._lock:
             budget.start()
-            context = self._fresh_context(self._globals | variables)
+            context = self._fresh_context(self._known | variables)
+            written = 0
             try:
                 for piece in self._template.root_render_func(context):
                     pieces.append(piece)
-                    budget.written += len(piece)
-                    if budget.written > budget.max_chars:
+                    written += len(piece)
+                    budget.written = written
+                    if written > max_chars:
                         raise InputError(
-                            f"{self._label}: the text is longer than {budget.max_chars:,} characters, the most allowed"
+                            f"{self._label}: the text is longer than {max_chars:,} characters, the most allowed"
                         )
             except (HeadraceError, MemoryError):
                 raise

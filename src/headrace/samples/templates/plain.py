@@ -52,14 +52,18 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         raise InputError(f"the messages are a {type(messages).__name__}; a list of dicts is needed")
     if not messages:
         raise InputError("the conversation is empty; a chat template needs at least one message")
-    return [_plain_message(message, number) for number, message in enumerate(messages)]
+    found = []
+    for number, message in enumerate(messages):
+        # Most messages are a role and a text.
+        is_usual = type(message) is dict and len(message) == 2
+        if is_usual and type(message.get("role")) is str and type(message.get("content")) is str:
+            found.append(dict(message))
+        else:
+            found.append(_plain_message(message, number))
+    return found
 
 
 def _plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    # Most messages are a role and a text.
-    is_usual = type(message) is dict and len(message) == 2
-    if is_usual and type(message.get("role")) is str and type(message.get("content")) is str:
-        return dict(message)
     if not isinstance(message, Mapping):
         raise InputError(f"message {number} is a {type(message).__name__}, {message!r:.80}; a dict is needed")
     fields = {key: value if type(value) is str else plain(value) for key, value in message.items() if value is not None}

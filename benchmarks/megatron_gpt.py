@@ -1,6 +1,6 @@
 """Megatron's order and files: Headrace beside megatron-core, in CPU seconds and peak memory.
 
-    python benchmarks/megatron.py [--documents 1_000_000,20_000_000] [--write 20_000_000] [--rounds 3]
+    python benchmarks/megatron_gpt.py [--documents 1_000_000,20_000_000] [--write 20_000_000] [--rounds 3]
 
 ``first``: from nothing open to the first shuffled sample of 2,048 tokens, of one and of about three epochs; Megatron
 builds its indices in a new folder, as at a run's first start. ``native`` is Headrace's own order over the same files,

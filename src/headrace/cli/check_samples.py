@@ -1,0 +1,109 @@
+"""``headrace check`` of samples: its options, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from headrace.cli.command import part_options, print_json
+from headrace.cli.figures import count, duration, plural, size
+from headrace.cli.progress import ProgressLine
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.cli.media.checking import SampleVerdict
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FOR_TOKENS: Final = (
+    *("tokenizer", "max_seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack", "key"),
+    *("plan_folder", "dialect", "documents"),
+)
+_FOR_SAMPLES: Final = ("decode", "workers", "split_part", "split_config", "dataset_config")
+
+
+def check_options(command: F) -> F:
+    """The options for samples alone."""
+    workers = click.option("--workers", metavar="N", type=int, help="With --decode: processes; one a usable core.")
+    decode = click.option("--decode", is_flag=True, help="Of samples: decode every picture, video, sound, text.")
+    return decode(workers(part_options(command)))
+
+
+def refuse_check_options(path: str, named: Collection[str]) -> None:
+    """Raise ConfigError where an option is for samples, and PATH holds tokens."""
+    for name in _FOR_SAMPLES:
+        if name in named:
+            raise ConfigError(
+                f"{path}: --{name.replace('_', '-')} is for samples with named parts; this is a store of tokens"
+            )
+
+
+def check(path: str, given: dict[str, Any], named: Collection[str], *, quiet: bool, as_json: bool) -> bool | None:
+    """Check samples and say what is wrong; whether nothing is, or None where there are none at the path.
+
+    Raises:
+        HeadraceError: as `check_samples`; or an option is for tokens.
+    """
+    from headrace.stores.sample_layouts import sample_layout
+
+    if sample_layout(path) is None:
+        return None
+    for name in _FOR_TOKENS:
+        if name in named:
+            raise ConfigError(f"{path}: an option for tokens was given ({name}), and this store holds samples")
+    if given["workers"] is not None and (given["workers"] < 1 or not given["decode"]):
+        raise ConfigError(f"--workers {given['workers']}: is a number of processes, 1 or more, and goes with --decode")
+    from headrace.cli.media.checking import SampleCheck, check_samples
+    from headrace.cli.media.opening import SampleOptions
+    from headrace.prepare.text_run import usable_cores
+
+    options = {name: given[name] for name in ("split_part", "split_config", "dataset_config")}
+    wanted = SampleCheck(
+        dataset=SampleOptions(**options), decode=given["decode"], workers=given["workers"] or usable_cores()
+    )
+    with ProgressLine(quiet=quiet) as line:
+
+        def show_read(file: str, num_bytes: int) -> None:
+            if line.is_due:
+                line.show(f"checking {file} ({size(num_bytes)} read)")
+
+        def show_decoded(done: int, samples: int) -> None:
+            if line.is_due:
+                line.show(f"decoding: {done / max(samples, 1):6.1%}  {count(done)} of {plural(samples, 'sample')}")
+
+        verdict = check_samples(path, wanted, on_read=show_read, on_decoded=show_decoded)
+        elapsed_s = line.elapsed_s
+    if verdict is None:
+        return None
+    if as_json:
+        import msgspec
+
+        from headrace.cli.media.texts import writable
+
+        print_json(writable({**msgspec.to_builtins(verdict), "seconds": round(elapsed_s, 3)}))
+    else:
+        from headrace.cli.views.safe_text import safe_text
+
+        for problem in verdict.problems:
+            click.echo(safe_text(str(problem)))
+        if not quiet:
+            click.echo("\n".join(map(safe_text, summary(verdict, elapsed_s))))
+    return verdict.ok
+
+
+def summary(verdict: SampleVerdict, elapsed_s: float) -> list[str]:
+    """The end of the verdict for people."""
+    lines = [f"note: {note}" for note in verdict.notes]
+    if verdict.decoded is not None:
+        found = verdict.decoded
+        parts = ", ".join(f"{name} {count(number)}" for name, number in found.parts.items()) or "none"
+        faulty = ", ".join(f"{name} {count(number)}" for name, number in found.faulty_parts.items())
+        lines.append(f"{verdict.path}: decoded: {parts}" + (f"; at fault: {faulty}" if faulty else ""))
+    if verdict.problems:
+        return [*lines, f"{verdict.path}: {plural(len(verdict.problems), 'fault')}"]
+    what = "" if verdict.decoded is None else ", every part decoded"
+    what += ", hashed" if verdict.hashed else " (no headrace.json vouches for the bytes)"
+    numbers = f"{plural(verdict.samples, 'sample')} in {plural(verdict.shards, 'shard')}, {size(verdict.bytes)}"
+    return [*lines, f"{verdict.path}: whole: {numbers}, every header read{what}, {duration(elapsed_s)}"]

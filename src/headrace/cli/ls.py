@@ -1,0 +1,83 @@
+"""``headrace ls``: the samples of a store."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.command import Command, json_option, part_options
+from headrace.cli.figures import count, size
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.cli.media.listing import Listed
+
+
+@click.command(cls=Command, name="ls", short_help="List the samples of tar shards, and of other media.")
+@click.argument("path", metavar="DATASET")
+@click.argument("pattern", metavar="[PATTERN]", required=False)
+@click.option("-l", "--long", "is_long", is_flag=True, help="Shard, index, and the parts with their sizes, too.")
+@part_options
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, path: str, pattern: str | None, is_long: bool,
+    split_part: str | None, split_config: str | None, dataset_config: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """List the keys of the samples at DATASET, those that match PATTERN: cats/*, *17, ?-[0-9]; * matches slashes, too.
+
+    DATASET is a tar, a folder or a pattern of tars, a dataset of Energon's, a folder of files with media metadata, or a
+    .jsonl. Lines come as they are found; nothing but headers is read.
+    """
+    from headrace.cli.media.listing import listed
+    from headrace.cli.media.opening import SampleOptions, need_samples
+
+    options = SampleOptions(split_part=split_part, split_config=split_config, dataset_config=dataset_config)
+    with need_samples(path, options) as store:
+        found = listed(store, pattern, with_parts=is_long or as_json)
+        if as_json:
+            _print_json(ctx, path, found)
+            return
+        for one in found:
+            click.echo(_harmless(long_line(one) if is_long else one.key))
+
+
+def long_line(one: Listed) -> str:
+    """A sample with its place and parts."""
+    parts = ", ".join(f"{name or '(no name)'} {size(number)}" for name, number in (one.parts or {}).items())
+    return f"{one.key}  {one.shard}, {count(one.index)}  {parts}"
+
+
+def _harmless(line: str) -> str:
+    if line.isprintable():  # as nearly all are, and what says more takes long to import
+        return line
+    from headrace.cli.views.safe_text import safe_text
+
+    return safe_text(line)
+
+
+def _print_json(ctx: click.Context, path: str, found: Iterator[Listed]) -> None:
+    """One object, written as samples are found; if that ends in an error, it is in the object.
+
+    ASCII, since names of files need be no text.
+    """
+    import msgspec
+
+    click.echo(f'{{"path": {json.dumps(path)}, "samples": [', nl=False)
+    comma, ending, error = "", "", None
+    try:
+        for one in found:
+            click.echo(f"{comma}\n  {json.dumps(msgspec.to_builtins(one))}", nl=False)
+            comma = ","
+    except HeadraceError as failed:
+        error = failed
+        said = {"kind": type(failed).__name__, "message": str(failed), "exit_code": failed.exit_code}
+        ending = f', "error": {json.dumps(said)}'
+    click.echo(f"\n]{ending}}}")
+    if error is not None:
+        click.echo(f"error: {error}", err=True)
+        ctx.exit(error.exit_code)

@@ -1,0 +1,233 @@
+"""A metadataset in numbers: the tree of each split with weights, shares, samples, tokens, epochs after some steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.cli.media.opening import WHOLE, SampleOptions, open_sample_store
+from headrace.datasets.dataset import Dataset
+from headrace.datasets.media import JoinedMediaDataset, MediaDataset
+from headrace.datasets.metadataset import (
+    JoinedSource,
+    Metadataset,
+    Mixed,
+    Source,
+    SourceOptions,
+    Tree,
+    load_dataset,
+)
+from headrace.datasets.metadataset.opening import join_store
+from headrace.datasets.mix import joined, named_datasets, node_of
+from headrace.errors import ConfigError
+from headrace.plan import BatchSchedule, Branch, Leaf, Limit, Node, Repeat, Schedule
+from headrace.stores.sample_layouts import sample_layout
+
+
+class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a mix.
+
+    Attributes:
+        name: its part of the path.
+        kind: ``source``, ``join``, or how it mixes what is below it.
+        number: its weight, or in a ``blend_epochized`` its repetitions, as it is written; None of the root, in a
+            ``concat`` and under a schedule.
+        share: of the samples of the whole mix, in the long run; under a schedule by its last piece.
+        samples: of a pass; None where there is no end.
+        limit: samples that a pass is limited to.
+        path: of a source; of a join of all its datasets.
+        split_part: of a source.
+        subset: the first sample and the one after the last, of a source of which a part is taken.
+        subflavors: of a source.
+        tokens: of an epoch of a source, where they are known.
+        seen: samples that it has given after the steps asked for.
+        epochs: the same in passes through a source.
+        schedule: of a blend, (until, weights by name, whether they ramp) of each piece.
+        children: what it mixes.
+    """
+
+    name: str
+    kind: Literal["source", "join", "blend", "blend_epochized", "concat"]
+    number: float | None
+    share: float
+    samples: int | None
+    limit: int | None = None
+    path: str | None = None
+    split_part: str | None = None
+    subset: tuple[int, int] | None = None
+    subflavors: dict[str, Any] | None = None
+    tokens: int | None = None
+    seen: int | None = None
+    epochs: float | None = None
+    schedule: tuple[tuple[str | None, dict[str, float], bool], ...] = ()
+    children: tuple[NodeNumbers, ...] = ()
+
+
+class MetadatasetNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """All that ``headrace info`` says of a metadataset.
+
+    Attributes:
+        path: the file.
+        splits: name -> its mix in training.
+        steps: after which ``seen`` and ``epochs`` are counted, or None.
+        global_batch_size: of these steps.
+    """
+
+    path: str
+    splits: dict[str, NodeNumbers]
+    steps: int | None
+    global_batch_size: int | None
+
+
+def metadataset_numbers(path: str, *, steps: int | None, global_batch_size: int | None) -> MetadatasetNumbers:
+    """Open all datasets of a metadataset, and count. No sample is read, and nothing that a file names is imported.
+
+    Raises:
+        HeadraceError: a file is missing or says something impossible; names the place.
+    """
+    if steps is not None and (steps < 0 or global_batch_size is None):
+        raise ConfigError(f"--steps {steps}: is 0 or more, and needs --global-batch-size")
+    if global_batch_size is not None and global_batch_size < 1:
+        raise ConfigError(f"--global-batch-size is at least 1, found {global_batch_size}")
+    metadataset = load_dataset(path)
+    splits = {
+        name: _split_numbers(metadataset, name, steps=steps, global_batch_size=global_batch_size)
+        for name in metadataset.splits
+    }
+    return MetadatasetNumbers(path=path, splits=splits, steps=steps, global_batch_size=global_batch_size)
+
+
+def _split_numbers(
+    metadataset: Metadataset, split: str, *, steps: int | None, global_batch_size: int | None
+) -> NodeNumbers:
+    data = metadataset.train(split, options=SourceOptions(open=_counted), global_batch_size=global_batch_size)
+    root = node_of("", data)
+    seen = None
+    if steps is not None and global_batch_size is not None:
+        seen = _given(root, BatchSchedule.of(global_batch_size).begin(steps))
+    counting = _Counting(named_datasets(data), seen)
+    try:
+        return counting.numbers(metadataset.tree(split), root, "", name=split, number=None, share=1.0)
+    finally:
+        for dataset in counting.datasets.values():
+            getattr(dataset, "close", getattr(getattr(dataset, "store", None), "close", lambda: None))()
+
+
+class _Counting:
+    """Walks along what a metadataset says and the nodes of the plan that it became."""
+
+    def __init__(self, datasets: Mapping[str, Dataset], seen: Mapping[str, int] | None) -> None:
+        self.datasets = datasets
+        self._seen = seen
+
+    def numbers(
+        self, tree: Tree, node: Node, path: str, *, name: str, number: float | None, share: float
+    ) -> NodeNumbers:
+        limit = None
+        samples = node.num_samples
+        while isinstance(node, Limit | Repeat):
+            if isinstance(node, Limit):
+                limit = node.num_samples if limit is None else min(limit, node.num_samples)
+            node = node.child
+        common: dict[str, Any] = {"name": name, "number": number, "share": share, "samples": samples, "limit": limit}
+        if not isinstance(tree, Mixed):
+            assert isinstance(node, Leaf)
+            return NodeNumbers(**common, **self._source(tree, node))
+        assert not isinstance(node, Leaf)
+        shares = _shares(node, tree)
+        children = tuple(
+            self.numbers(
+                child,
+                _child(node, joined(path, child_name)),
+                joined(path, child_name),
+                name=child_name,
+                number=None if tree.schedule or tree.kind == "concat" else tree.numbers[at],
+                share=share * shares.get(joined(path, child_name), 0.0),
+            )
+            for at, (child_name, child) in enumerate(zip(tree.names, tree.children, strict=True))
+        )
+        seen = None if self._seen is None else sum(child.seen or 0 for child in children)
+        pieces = tuple(
+            (
+                None if piece.until is None else f"{piece.until[0]} {piece.until[1]}",
+                dict(zip(tree.names, piece.weights, strict=True)),
+                piece.ramp,
+            )
+            for piece in tree.schedule
+        )
+        return NodeNumbers(**common, kind=tree.kind, seen=seen, schedule=pieces, children=children)
+
+    def _source(self, tree: Source | JoinedSource, leaf: Leaf) -> dict[str, Any]:
+        dataset = self.datasets[leaf.path]
+        seen = None if self._seen is None else self._seen.get(leaf.path, 0)
+        found = {
+            "subset": None if tree.subset is None else (leaf.first_sample, leaf.first_sample + leaf.num_samples),
+            "tokens": round(dataset.num_tokens_per_sample * leaf.num_samples) if dataset.has_tokens else None,
+            "seen": seen,
+            "epochs": None if seen is None else seen / leaf.num_samples,
+        }
+        if isinstance(tree, JoinedSource):
+            paths = " + ".join(column.path for column in tree.columns)
+            return {**found, "kind": "join", "path": paths, "split_part": tree.columns[0].split_part}
+        more = {"path": tree.path, "split_part": tree.split_part, "subflavors": tree.subflavors}
+        return {**found, "kind": "source", **more}
+
+
+def _given(node: Node, num_ranks: int) -> Counter[str]:
+    """How many samples each source gave among the first of a node, without those that a limit left out."""
+    if isinstance(node, Leaf):
+        return Counter({node.path: num_ranks})
+    given: Counter[str] = Counter()
+    if isinstance(node, Schedule):
+        ends = [*node.begins.tolist()[1:], num_ranks]
+        for child, begin, end in zip(node.children, node.begins.tolist(), ends, strict=True):
+            given.update(_given(child, max(0, min(end, num_ranks) - begin)))
+    elif isinstance(node, Limit) and node.num_samples < (node.child.num_samples or 0):
+        # Every pass begins as the first one does, but for a sample or two where passes below are not as long.
+        passes, within = divmod(num_ranks, node.num_samples)
+        first = _given(node.child, node.num_samples)
+        given.update({path: passes * count for path, count in first.items()})
+        given.update(_given(node.child, within))
+    else:
+        for child, count in zip(node.children, node.counts(num_ranks), strict=True):
+            given.update(_given(child, count))
+    return given
+
+
+def _child(node: Node, path: str) -> Node:
+    """The child at a path; of a schedule that of the first piece which has it."""
+    if isinstance(node, Schedule):
+        branches = [child for child in node.children if not isinstance(child, Leaf)]
+        return next(child for branch in branches for child in branch.children if child.path == path)
+    assert not isinstance(node, Leaf)
+    return next(child for child in node.children if child.path == path)
+
+
+def _shares(node: Node, tree: Mixed) -> dict[str, float]:
+    """Path of a child -> its share of what this node gives."""
+    if isinstance(node, Schedule):
+        return _shares(node.children[-1], tree)
+    assert not isinstance(node, Leaf)
+    counts = node.shares if isinstance(node, Branch) else [child.num_samples or 0 for child in node.children]
+    return {child.path: count / sum(counts) for child, count in zip(node.children, counts, strict=True)}
+
+
+def _counted(source: Source | JoinedSource) -> Dataset | None:
+    """The samples of a source as they lie there, so that no code is needed to count them; None for tokens."""
+    if isinstance(source, JoinedSource):
+        store = join_store(source)
+        columns = [MediaDataset(column.store, decoder=None) for column in store.columns]
+        return JoinedMediaDataset(store, lambda *given, **named: {"columns": given or named}, columns=columns)
+    if source.windows is not None or source.packs is not None:
+        return None
+    layout = sample_layout(source.path)
+    if layout in (None, "files"):
+        return None
+    options = SampleOptions(
+        split_part=source.split_part, split_config=source.split_config, dataset_config=source.dataset_config
+    )
+    opened = open_sample_store(source.path, options if layout == "energon" else WHOLE)
+    return None if opened is None else MediaDataset(opened, decoder=None)

@@ -1,0 +1,294 @@
+"""``headrace prepare --format tar``: its options, and what it prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace.cli.command import print_json
+from headrace.cli.figures import count, duration, listing, plural, size
+from headrace.cli.progress import ProgressLine
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.prepare.shards import ShardEstimate, ShardOptions, ShardProgress
+    from headrace.stores import Manifest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--part",
+        "parts",
+        metavar="NAME=FROM",
+        multiple=True,
+        help="Of tar: a part of each sample: path:COLUMN, column:COLUMN, bytes:COLUMN or row.",
+    ),
+    click.option("--key-field", metavar="NAME", help="Of tar: the column that names a sample; by default a number."),
+    click.option(
+        "--key-dots",
+        type=click.Choice(["error", "replace", "part"]),
+        help="Of tar: a dot in a name is an error, becomes _, or begins the part.",
+    ),
+    click.option("--root", metavar="DIR", help="Of tar: where the files lie that a table names; by default beside it."),
+    click.option("--captions", metavar="FILE", help="Of tar: the table that describes the files of a folder."),
+    click.option("--verify", is_flag=True, help="Of tar: look at the headers of images, at JSON and text."),
+    click.option(
+        "--duplicates",
+        "--on-duplicate",
+        "duplicates",
+        type=click.Choice(["error", "drop", "keep"]),
+        help="Of tar: a key that is there twice; by default an error.",
+    ),
+    click.option("--samples-per-shard", metavar="N", type=int, help="Of tar: most samples a shard; by default 10,000."),
+    click.option("--shard-size", metavar="BYTES", help="Of tar: most bytes a shard, as 500MB; by default 1 GiB."),
+    click.option(
+        "--split-ratio", metavar="A,B,C", help="Of tar: shares of train, val and test; by default all is train."
+    ),
+    click.option("--sample-type", metavar="NAME", help="Of tar: for dataset.yaml, as CaptioningSample."),
+    click.option("--field-map", metavar="JSON", help='Of tar: its fields, as \'{"image": "jpg", "caption": "txt"}\'.'),
+)
+NAMES = frozenset(
+    (
+        *("parts", "key_field", "key_dots", "root", "captions", "verify", "duplicates", "samples_per_shard"),
+        *("shard_size", "split_ratio", "sample_type", "field_map"),
+    )
+)
+"""Options that go with ``--format tar`` alone."""
+
+_SHARED = frozenset(
+    (
+        *("format", "shuffle", "on_error", "max_errors", "max_record_bytes", "workers", "overwrite", "restart"),
+        *("single",),
+    )
+)
+_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_MAX_ERRORS_SHOWN = 5
+
+
+def shard_options(command: F) -> F:
+    """The options of ``--format tar``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def refuse_shard_options(named: Collection[str]) -> None:
+    """Raise ConfigError where an option is for tar shards, and none are asked for."""
+    for name in sorted(NAMES & set(named)):
+        option = "--part" if name == "parts" else f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{option} is for media in tar shards: it goes with --format tar")
+
+
+def run(
+    inputs: Sequence[str],
+    output: str | None,
+    given: dict[str, Any],
+    named: Collection[str],
+    *,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Prepare shards, or estimate what that would make, and print it.
+
+    Raises:
+        HeadraceError: as `prepare_shards`; or an option is for texts.
+    """
+    for name in sorted(set(named) - NAMES - _SHARED):
+        option = {"fields": "field", "function": "filter"}.get(name, name).replace("_", "-")
+        raise ConfigError(f"--{option} is for texts: it does not go with --format tar")
+    options = _options(given, named)
+    from headrace.prepare.shards import estimate_shards, prepare_shards
+
+    line = ProgressLine(quiet=quiet)
+
+    def notice(message: str) -> None:
+        if not quiet:
+            line.clear()
+            click.echo(f"note: {message}", err=True)
+
+    if dry_run:
+        estimate = estimate_shards(inputs, options=options, on_notice=notice)
+        if as_json:
+            import msgspec
+
+            print_json(msgspec.to_builtins(estimate))
+        else:
+            click.echo("\n".join(estimate_lines(estimate)))
+        return
+    if output is None:
+        raise ConfigError("--output DIR is missing: the folder for the result")
+    with line:
+
+        def show(progress: ShardProgress) -> None:
+            if line.is_due:
+                line.show(progress_text(progress))
+
+        manifest = prepare_shards(inputs, output, options=options, on_progress=show, on_notice=notice)
+        elapsed_s = line.elapsed_s
+    if as_json:
+        print_json(result(manifest, output, elapsed_s))
+    elif not quiet:
+        click.echo("\n".join(summary(manifest, output, elapsed_s)))
+
+
+def progress_text(progress: ShardProgress) -> str:
+    """How far a run is, in one line."""
+    share = progress.done_bytes / max(progress.total_bytes, 1)
+    doing = "looking" if progress.phase == "survey" else "writing"
+    return f"{doing} {share:6.1%}  {count(progress.samples)} samples  {size(progress.done_bytes)}"
+
+
+def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
+    """What ``--json`` prints."""
+    documents, contents = manifest.ledger.documents, manifest.ledger.contents
+    return {
+        "output": output,
+        "format": "tar",
+        "files": [file.name for shard in manifest.outputs for file in shard.files],
+        "shards": len(manifest.outputs),
+        "samples": documents.kept,
+        "samples_read": documents.read,
+        "samples_dropped": documents.dropped,
+        "bytes": contents.kept if contents else 0,
+        "bytes_dropped": contents.dropped if contents else {},
+        "parts": _part_bytes(manifest),
+        "splits": _splits(manifest),
+        "errors": len(manifest.errors),
+        "inputs": len(manifest.inputs),
+        "seconds": round(elapsed_s, 3),
+    }
+
+
+def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[str]:
+    """What a person reads at the end."""
+    documents = manifest.ledger.documents
+    dropped = ", ".join(f"{name} {count(number)}" for name, number in documents.dropped.items())
+    tars = sum(shard.files[0].size for shard in manifest.outputs)
+    pairs = [
+        ("samples", count(documents.kept) + (f" ({dropped} dropped)" if dropped else "")),
+        ("parts", ", ".join(f"{name} {size(number)}" for name, number in _part_bytes(manifest).items())),
+        ("shards", f"{count(len(manifest.outputs))}, {size(tars)}"),
+    ]
+    splits = _splits(manifest)
+    if sum(number > 0 for number in splits.values()) > 1:
+        pairs.append(("split", ", ".join(f"{name} {count(number)}" for name, number in splits.items() if number)))
+    pairs.append(("time", f"{duration(elapsed_s)}, {size(tars / max(elapsed_s, 1e-9))}/s"))
+    shown = [f"{output}: complete", *listing(pairs)]
+    if manifest.errors:
+        shown.append(f"  {plural(len(manifest.errors), 'bad sample')} skipped, all listed in headrace.json:")
+        shown += [
+            f"    {error.file}, {error.unit} {error.line:,}: {error.message}"
+            for error in manifest.errors[:_MAX_ERRORS_SHOWN]
+        ]
+    return shown
+
+
+def estimate_lines(estimate: ShardEstimate) -> list[str]:
+    """The estimate for people."""
+    about = "" if estimate.is_exact else "about "
+    pairs = [
+        ("input", f"{plural(estimate.inputs, 'input')}, {size(estimate.input_bytes)}"),
+        ("sample", "all of it" if estimate.is_exact else plural(estimate.sampled, "sample")),
+        ("samples", f"{about}{count(estimate.samples)}"),
+        ("shards", f"about {count(estimate.shards)}, {size(estimate.output_bytes)}"),
+        ("disk", f"at most about {size(estimate.peak_disk_bytes)} on the way"),
+        ("parts", ", ".join(f"{name} {size(number)}" for name, number in estimate.parts.items()) or "none"),
+    ]
+    if estimate.bad:
+        pairs.append(("errors", f"{plural(estimate.bad, 'bad sample')}: {estimate.first_error}"))
+    return ["dry run: nothing was written", *listing(pairs)]
+
+
+def parse_size(text: str) -> int:
+    """``1000000``, ``500MB``, ``1GiB``.
+
+    Raises:
+        ConfigError: it is no size.
+    """
+    digits = text.rstrip("BGKMIbgkmi ")
+    unit = _UNITS.get(text[len(digits) :].strip().lower())
+    try:
+        found = round(float(digits) * unit) if unit is not None else 0
+    except (ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise ConfigError(f"--shard-size {text}: write bytes, or a size such as 500MB or 1GiB")
+    return found
+
+
+def _options(given: dict[str, Any], named: Collection[str]) -> ShardOptions:
+    from headrace.cli.prepare import number_or_share
+    from headrace.prepare import ErrorOptions
+    from headrace.prepare.shards import PartSpec, ShardOptions, ShardOutput, ShardSource
+
+    if given["duplicates"] == "keep":
+        raise ConfigError(
+            "--duplicates keep is for tars that are there already; what is written here has each key once"
+        )
+    source = {
+        name: given[name]
+        for name in ("key_field", "key_dots", "root", "captions", "verify", "duplicates", "max_record_bytes")
+        if name in named
+    }
+    output = {name: given[name] for name in ("samples_per_shard", "shuffle", "sample_type") if name in named}
+    if given["single"]:
+        if {"samples_per_shard", "shard_size"} & set(named):
+            raise ConfigError("--single writes one shard, --samples-per-shard and --shard-size cut it: say one of them")
+        output |= {"samples_per_shard": None, "shard_bytes": None}
+    if given["shard_size"] is not None:
+        output["shard_bytes"] = parse_size(given["shard_size"])
+    if given["split_ratio"] is not None:
+        output["split_ratio"] = parse_shares(given["split_ratio"])
+    if given["field_map"] is not None:
+        output["field_map"] = parse_field_map(given["field_map"])
+    if given["max_errors"] is not None and given["on_error"] != "skip":
+        raise ConfigError("--max-errors needs --on-error skip: without it the first bad sample ends the run")
+    max_errors = {} if given["max_errors"] is None else {"max_errors": number_or_share(given["max_errors"])}
+    return ShardOptions(
+        source=ShardSource(parts=tuple(map(PartSpec.parse, given["parts"])), **source),
+        output=ShardOutput(**output),
+        errors=ErrorOptions(on_error=given["on_error"], **max_errors),
+        workers=given["workers"],
+        overwrite=given["overwrite"],
+        restart=given["restart"],
+    )
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """``8,1,1`` or ``0.5,0.2,0.3``; raises ConfigError."""
+    try:
+        return tuple(float(share) for share in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--split-ratio {text}: write shares of train, val and test, as 8,1,1") from None
+
+
+def parse_field_map(text: str) -> dict[str, str]:
+    """The fields of a sample type and where each is found, from JSON; raises ConfigError."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--field-map {text}: not JSON: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ConfigError(f'--field-map {text}: write an object of texts, as {{"image": "jpg", "caption": "txt"}}')
+    return found
+
+
+def _part_bytes(manifest: Manifest) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for shard in manifest.outputs:
+        for name, info in shard.keys.items():
+            sums[name] = sums.get(name, 0) + info.tokens
+    return dict(sorted(sums.items()))
+
+
+def _splits(manifest: Manifest) -> dict[str, int]:
+    """Samples by part of the split."""
+    return {
+        name: sum(shard.documents for shard in manifest.outputs[begin:end])
+        for name, (begin, end) in manifest.options["splits"].items()
+    }

@@ -1,0 +1,271 @@
+"""``headrace prepare PATH`` in place: tars, a JSONL file, a metadataset, a folder of media -> an Energon dataset."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace.cli.command import print_json
+from headrace.cli.figures import count, duration, listing, plural, short
+from headrace.cli.prepare_shards import parse_field_map, parse_shares
+from headrace.cli.progress import ProgressLine
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.prepare.energon import EnergonOptions, EnergonProgress, EnergonReport, MediaFilter
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--split-parts", metavar="NAME:REGEX", multiple=True, help="In place: the shards of a part, by their names."
+    ),
+    click.option("--exclude", metavar="REGEX", help="In place: shards with this in their names are left out."),
+    click.option("--shuffle-tars", is_flag=True, help="In place: shuffle the shards before --split-ratio deals them."),
+    click.option("--tar-index-only", is_flag=True, help="In place: write .tar.idx and .info.json, and nothing else."),
+    click.option("--media-metadata-by-extension", is_flag=True, help="In place: gather size and length of media."),
+    click.option("--media-metadata-by-header", is_flag=True, help="In place: ... of what their first bytes show."),
+    click.option("--media-metadata-by-glob", metavar="PAT,..", help="In place: ... of parts named so, as *.jpg,*.mp4."),
+    click.option("--media-only", is_flag=True, help="In place: of a folder of plain files, nothing but that."),
+    click.option("--part-filter", metavar="PART,..", help="In place: of crude samples, the parts that are read."),
+    click.option("--dataset-yaml-name", metavar="NAME", help="In place: its name; by default dataset.yaml."),
+    click.option("--skip-dataset-yaml", is_flag=True, help="In place: write none."),
+    click.option("--non-interactive", is_flag=True, help="In place: ask nothing, on a terminal too."),
+    click.option("--no-progress", is_flag=True, hidden=True),
+)
+NAMES = frozenset(
+    (
+        *("split_parts", "exclude", "shuffle_tars", "tar_index_only", "media_metadata_by_extension", "media_only"),
+        *("media_metadata_by_header", "media_metadata_by_glob", "part_filter", "dataset_yaml_name"),
+        *("skip_dataset_yaml", "non_interactive", "no_progress"),
+    )
+)
+"""Options that go with datasets that are prepared in place alone."""
+
+_SHARED = frozenset(
+    (
+        *("split_ratio", "sample_type", "field_map", "duplicates"),
+        *("on_error", "max_errors", "workers", "overwrite", "restart"),
+    )
+)
+_TERSE = {"fields": "field", "function": "filter", "parts": "part"}
+_SHOWN = 5
+
+
+def tar_options(command: F) -> F:
+    """The options of what is prepared in place."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def refuse_tar_options(named: Collection[str]) -> None:
+    """Raise ConfigError where an option is for datasets in place, and no such is prepared."""
+    for name in sorted(NAMES & set(named)):
+        raise ConfigError(
+            f"{_spelled(name)} is for a folder of .tar shards, which is prepared in place: it goes with no --output,"
+            " --tokenizer or --recipe"
+        )
+
+
+def is_in_place(inputs: Sequence[str], named: Collection[str]) -> bool:
+    """Whether this is prepared in place, where neither output nor tokenizer nor recipe is given."""
+    if NAMES & set(named):
+        return True
+    if len(inputs) != 1:
+        return False
+    path = Path(inputs[0])
+    if path.is_file():
+        return path.suffix in (".jsonl", ".yaml")
+    return path.is_dir() and ((path / ".nv-meta").is_dir() or _has_tar(path))
+
+
+def _has_tar(folder: Path) -> bool:
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if any(name.endswith((".tar", ".tar.gz", ".tgz", ".tar.zst")) for name in files):
+            return True
+    return False
+
+
+def run(
+    inputs: Sequence[str],
+    given: dict[str, Any],
+    named: Collection[str],
+    *,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Prepare what lies at a path, and print what was done.
+
+    Raises:
+        HeadraceError: as `prepare_energon`; or an option is for another form.
+    """
+    for name in sorted(set(named) - NAMES - _SHARED):
+        raise ConfigError(f"{_spelled(name)} does not go with a dataset that is prepared in place")
+    if dry_run:
+        raise ConfigError("--dry-run does not go with a dataset that is prepared in place; its headers are soon read")
+    if len(inputs) != 1:
+        raise ConfigError(f"one folder or file is prepared in place at a time, found {len(inputs)}")
+    from headrace.prepare.energon import prepare_energon
+
+    path = inputs[0]
+    options = _options(given, named)
+    if _may_ask(given, quiet=quiet, as_json=as_json):
+        from headrace.cli.prepare_tars_asking import ask
+
+        options = ask(Path(path), options)
+    with ProgressLine(quiet=quiet or given["no_progress"]) as line:
+
+        def show(progress: EnergonProgress) -> None:
+            if line.is_due:
+                line.show(progress_text(progress, line.elapsed_s))
+
+        def notice(message: str) -> None:
+            if not quiet:
+                line.clear()
+                click.echo(f"note: {message}", err=True)
+
+        report = prepare_energon(path, options=options, on_progress=show, on_notice=notice)
+        elapsed_s = line.elapsed_s
+    if as_json:
+        print_json(result(report, elapsed_s))
+    elif not quiet:
+        click.echo("\n".join(summary(report, elapsed_s)))
+
+
+def _may_ask(given: dict[str, Any], *, quiet: bool, as_json: bool) -> bool:
+    return not (given["non_interactive"] or quiet or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def progress_text(progress: EnergonProgress, elapsed_s: float) -> str:
+    """How far a run is, in one line."""
+    total, done = progress.total_bytes or progress.total, progress.done_bytes or progress.done
+    share = done / max(total, 1)
+    text = f"{share:6.1%}  {count(progress.done)} of {count(progress.total)}  {count(progress.samples)} samples"
+    if elapsed_s > 0 and progress.samples:
+        text += f"  {short(progress.samples / elapsed_s)}/s"
+    if 0.01 < share < 1:
+        text += f"  {duration(elapsed_s / share - elapsed_s)} left"
+    return text
+
+
+def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(report)
+    found["split"] = {part: {"shards": shards, "samples": samples} for part, (shards, samples) in report.split.items()}
+    return {**found, "seconds": round(elapsed_s, 3)}
+
+
+def summary(report: EnergonReport, elapsed_s: float) -> list[str]:
+    """What is printed at the end."""
+    if report.kind == "jsonl":
+        return [f"{report.path}: {plural(report.samples, 'record')}, indexed in {duration(elapsed_s)}"]
+    if report.kind == "metadataset":
+        return [f"{report.path}: {plural(len(report.written), 'join')}, {plural(report.samples, 'joined sample')}"]
+    if report.kind == "media":
+        return [f"{report.path}: facts of {count(report.media or 0)} media of {plural(report.samples, 'file')}"]
+    lines = [f"{report.path}: {plural(report.samples, 'sample')} in {plural(report.shards, 'shard')}"]
+    rows = [
+        ("shards", f"{count(report.read)} read, {count(report.unchanged)} as they were, {count(report.removed)} gone")
+    ]
+    rows += [
+        (part, f"{plural(shards, 'shard')}, {plural(samples, 'sample')}")
+        for part, (shards, samples) in report.split.items()
+    ]
+    more = ", ..." if len(report.parts) > 2 * _SHOWN else ""
+    rows.append(("parts", ", ".join(report.parts[: 2 * _SHOWN]) + more))
+    if report.media is not None:
+        rows.append(("media", f"facts of {count(report.media)}"))
+    rows.append(("written", ", ".join(report.written) if report.written else "nothing, all is as it was"))
+    rows.append(("time", duration(elapsed_s)))
+    lines += listing(rows)
+    lines += _left_out(report)
+    return lines
+
+
+def _left_out(report: EnergonReport) -> list[str]:
+    lines = []
+    if report.faults:
+        lines.append(
+            f"malformed: {plural(len(report.faults), 'shard')}, of which the samples from there on are missing"
+        )
+        for name, faults in list(report.faults.items())[:_SHOWN]:
+            lines.append(f"  {name}: sample {faults[0].sample}, byte {faults[0].byte:,}: {faults[0].message}")
+    if report.duplicates:
+        lines.append(f"keys that were there before: {plural(len(report.duplicates), 'sample')}")
+        for found in report.duplicates[:_SHOWN]:
+            lines.append(f"  {found.key!r}: {found.shard}, first in {found.first_shard}")
+    return lines
+
+
+def _options(given: dict[str, Any], named: Collection[str]) -> EnergonOptions:
+    from headrace.cli.prepare import number_or_share
+    from headrace.prepare.energon import DatasetChoice, EnergonOptions, SplitChoice
+    from headrace.prepare.options import ErrorOptions
+
+    if "max_errors" in named and given["on_error"] != "skip":
+        raise ConfigError("--max-errors needs --on-error skip: without it the first malformed shard ends the run")
+    defaults = EnergonOptions()
+    return EnergonOptions(
+        split=SplitChoice(
+            ratio=parse_shares(given["split_ratio"]) if given["split_ratio"] is not None else (),
+            parts=tuple(_split_part(text) for text in given["split_parts"]),
+            shuffle=given["shuffle_tars"],
+        ),
+        dataset=DatasetChoice(
+            name=given["dataset_yaml_name"] or defaults.dataset.name,
+            skip=given["skip_dataset_yaml"],
+            sample_type=given["sample_type"],
+            field_map=parse_field_map(given["field_map"]) if given["field_map"] is not None else {},
+            part_filter=tuple(given["part_filter"].split(",")) if given["part_filter"] else (),
+        ),
+        exclude=given["exclude"],
+        media=_media(given),
+        media_only=given["media_only"],
+        index_only=given["tar_index_only"],
+        errors=ErrorOptions(
+            on_error=given["on_error"],
+            max_errors=number_or_share(given["max_errors"])
+            if given["max_errors"] is not None
+            else defaults.errors.max_errors,
+        ),
+        duplicates=given["duplicates"] or defaults.duplicates,
+        workers=given["workers"],
+        overwrite=given["overwrite"],
+        restart=given["restart"],
+    )
+
+
+def _split_part(text: str) -> tuple[str, str]:
+    name, colon, pattern = text.partition(":")
+    if not colon:
+        raise ConfigError(f"--split-parts {text!r}: write NAME:REGEX, as 'train:shards/train-.*'")
+    return name, pattern
+
+
+def _media(given: dict[str, Any]) -> MediaFilter | None:
+    from headrace.prepare.energon import MediaFilter
+
+    glob = given["media_metadata_by_glob"]
+    wanted = [
+        MediaFilter(strategy="GLOB", patterns=tuple(pattern.strip() for pattern in glob.split(","))) if glob else None,
+        MediaFilter(strategy="EXTENSION") if given["media_metadata_by_extension"] else None,
+        MediaFilter(strategy="HEADER") if given["media_metadata_by_header"] else None,
+    ]
+    found = [media for media in wanted if media is not None]
+    if len(found) > 1:
+        raise ConfigError("--media-metadata-by-extension, -by-header and -by-glob exclude each other: say one of them")
+    return found[0] if found else None
+
+
+def _spelled(name: str) -> str:
+    return f"--{_TERSE.get(name, name).replace('_', '-')}"

@@ -1,0 +1,125 @@
+"""``headrace preview`` of samples: its options, and what it draws."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from headrace.cli.command import part_options, print_json
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.cli.media.preview import StorePreview
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FOR_TOKENS: Final = ("pack", "strategy", "max_tokens", "tokenizer", "any_tokenizer", "ids", "dialect")
+_FOR_SAMPLES: Final = ("split_part", "split_config", "dataset_config", "max_chars", "images", "sheet")
+
+
+def sample_options(command: F) -> F:
+    """The options for samples alone."""
+    for option in (
+        click.option("--sheet", metavar="FILE", help="Of samples: write the pictures as one, .png or .jpg."),
+        click.option(
+            "--images",
+            metavar="HOW",
+            help="Of samples: pictures by kitty, iterm, sixel or blocks, or none; as the terminal says.",
+        ),
+        click.option(
+            "--max-chars", metavar="N", type=int, default=2000, show_default=True, help="Show so much of each text."
+        ),
+    ):
+        command = option(command)
+    return part_options(command)
+
+
+def refuse_sample_options(path: str, named: Collection[str]) -> None:
+    """Raise ConfigError where an option is for samples, and PATH holds tokens."""
+    _refuse(path, named, _FOR_SAMPLES, "is for samples with named parts; this is a store of tokens")
+
+
+def preview(
+    path: str, numbers: tuple[int, ...] | None, given: dict[str, Any], named: Collection[str], *, as_json: bool
+) -> bool:
+    """Show samples; False where there are none at the path, but maybe tokens.
+
+    Raises:
+        HeadraceError: as `open_preview`; or an option is for tokens.
+    """
+    from headrace.cli.media.opening import SampleOptions
+    from headrace.cli.media.preview import SamplePreviewOptions, open_preview
+    from headrace.cli.media.sheet import contact_sheet, sheet_format
+    from headrace.cli.media.terminal_images import choose_protocol, drawer
+    from headrace.stores.sample_layouts import sample_layout
+
+    if sample_layout(path) is None:
+        return False
+    _refuse(path, named, _FOR_TOKENS, "is for stores of tokens; this one holds samples")
+    if given["key"] is not None and (numbers is not None or "num" in named):
+        raise ConfigError("--key names the one sample to show: leave out --samples and --num")
+    if given["max_chars"] < 1:
+        raise ConfigError(f"--max-chars {given['max_chars']}: at least 1 character is shown")
+    html, sheet = given["html"], given["sheet"]
+    image_format = None if sheet is None else sheet_format(sheet)
+    protocol = choose_protocol(given["images"], sys.stdout, os.environ, plain=given["plain"])
+    to_terminal = html is None and sheet is None and not as_json
+    options = SamplePreviewOptions(
+        numbers=numbers,
+        num=given["num"],
+        key=given["key"],
+        max_chars=given["max_chars"],
+        pictures=html is not None or sheet is not None or (to_terminal and protocol != "none"),
+        dataset=SampleOptions(**{name: given[name] for name in ("split_part", "split_config", "dataset_config")}),
+    )
+    opened = open_preview(path, options)
+    if opened is None:
+        return False
+    with opened as found:
+        if html is not None:
+            from headrace.cli.media.page import sample_page
+
+            write_file(html, sample_page(found).encode(), quiet=as_json)
+        if sheet is not None and image_format is not None:
+            write_file(sheet, contact_sheet(found, image_format), quiet=as_json)
+        if as_json:
+            _print_json(found)
+        elif to_terminal:
+            from headrace.cli.media.lines import preview_lines
+
+            for line in preview_lines(found, drawer(protocol)):
+                click.echo(line, color=True)
+    return True
+
+
+def write_file(name: str, data: bytes, *, quiet: bool) -> None:
+    """Write a file, whole or not at all, and say so.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from headrace.cli.figures import size
+    from headrace.io.atomic import atomic_write
+
+    atomic_write(name, data)
+    if not quiet:
+        click.echo(f"{name}: {size(len(data))}")
+
+
+def _print_json(found: StorePreview) -> None:
+    import msgspec
+
+    from headrace.cli.media.texts import writable
+
+    samples = [msgspec.to_builtins(sample.shown) for sample in found]
+    print_json(writable({**msgspec.to_builtins(found.facts), "samples": samples}))
+
+
+def _refuse(path: str, named: Collection[str], names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if name in named:
+            raise ConfigError(f"{path}: --{name.replace('_', '-')} {why}")

@@ -1,0 +1,148 @@
+"""``headrace trace``: what a step of a training was fed, and which steps see a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace.cli.command import Command, json_option, print_json
+from headrace.errors import ConfigError, StateError
+
+if TYPE_CHECKING:
+    from headrace.datasets.trace_answers import Topology
+    from headrace.datasets.trace_faces import Sources
+    from headrace.datasets.trace_history import History
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(name="trace", short_help="Say what a step was fed, and which steps see a sample.")
+def command() -> None:
+    """Say what a step of a training was fed, or which steps see a sample: before, during and after the training.
+
+    Answers from the file that Run.save wrote, by arithmetic. Data are opened only to tell documents and keys. Both
+    commands have --run, --state, --no-data and --json.
+    """
+
+
+def _shared(function: F) -> F:
+    options = [
+        click.option("--run", "run", metavar="FILE", default="run.json", help="What Run.save wrote; run.json."),
+        click.option("--state", metavar="FILE", help="A loader's state as JSON: how far the training has come."),
+        click.option("--ranks", metavar="R", type=int, help="Data-parallel ranks: say also who takes a sample."),
+        click.option("--micro-batch-size", metavar="M", type=int, help="With --ranks: samples of a micro-batch."),
+        click.option("--no-data", is_flag=True, help="Open no store: samples are told by number alone."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return json_option(function)
+
+
+@command.command(cls=Command, name="step", short_help="The samples of a global step.")
+@click.argument("step", metavar="N", type=int)
+@click.option("--rank", metavar="r", type=int, help="With --ranks: the samples of this rank alone.")
+@_shared
+def step_command(
+    step: int, rank: int | None, run: str, state: str | None, ranks: int | None, micro_batch_size: int | None,
+    no_data: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """List the samples of global step N: position, source, epoch, number, and the documents or the key of each.
+
+    Where the store was prepared from files, also file and line. With --ranks and --micro-batch-size also the rank and
+    the micro-step that take it.
+    """
+    from headrace.cli.trace_report import as_builtins, step_report, with_inputs
+
+    sources, history = _opened(run, state, read_data=not no_data)
+    samples = with_inputs(history.step(step, topology=_topology(ranks, micro_batch_size), rank=rank))
+    if as_json:
+        print_json({"run": run, "step": step, "samples": as_builtins(samples), "notes": sources.notes})
+        return
+    click.echo("\n".join(step_report(run, step, samples, sources.notes)))
+
+
+@command.command(cls=Command, name="sample", short_help="The steps that see a sample.")
+@click.argument("source", metavar="SOURCE")
+@click.argument("sample", metavar="SAMPLE")
+@click.option("--document", "kind", flag_value="document", help="SAMPLE is a document: all samples that hold it.")
+@click.option("--key", "kind", flag_value="key", help="SAMPLE is a key, also if it looks like a number.")
+@click.option("--until-step", metavar="N", type=int, help="Look at the steps before N.")
+@click.option("--until-samples", metavar="N", type=int, help="Look at the first N samples of the last run.")
+@click.option("--limit", metavar="N", type=int, default=20, help="Show so many times; 20. All are counted.")
+@_shared
+def sample_command(
+    source: str, sample: str, kind: str | None, until_step: int | None, until_samples: int | None, limit: int, run: str,
+    state: str | None, ranks: int | None, micro_batch_size: int | None, no_data: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Say at which steps a sample of SOURCE comes, in all epochs.
+
+    SOURCE is its path in the blend, as web/en; a dot if there is but one. SAMPLE is the number of the sample in its
+    dataset, from 0, or its key.
+
+    Looks up to --until-step or --until-samples, else up to --state, else to the end; of a run without an end, through
+    --limit more epochs.
+    """
+    from headrace.cli.trace_report import as_builtins, sample_report, with_inputs
+
+    sources, history = _opened(run, state, read_data=not no_data)
+    times = history.sample(
+        source,
+        **_asked(sample, kind),
+        until_step=until_step,
+        until_samples=until_samples,
+        limit=limit,
+        topology=_topology(ranks, micro_batch_size),
+    )
+    shown = with_inputs(list(times.shown))
+    notes = [*times.notes, *sources.notes]
+    if as_json:
+        found = {"count": times.count, "until_step": times.until_step, "shown": as_builtins(shown), "notes": notes}
+        print_json({"run": run, "source": source, **_asked(sample, kind), **found})
+        return
+    what = f"{next(iter(_asked(sample, kind)))} {sample}".replace("index", "sample")
+    click.echo("\n".join(sample_report(f"{run}: {what} of {source}", times, shown, notes)))
+
+
+def _asked(sample: str, kind: str | None) -> dict[str, Any]:
+    """A number without zeros before it is one, anything else a key, unless it is said."""
+    is_number = sample.isascii() and sample.isdigit()
+    if kind == "document":
+        if not is_number:
+            raise click.UsageError(f"{sample!r} is no number of a document, counted from 0")
+        return {"document": int(sample)}
+    if kind == "key" or not is_number or (sample[0] == "0" and len(sample) > 1):
+        return {"key": sample}
+    return {"index": int(sample)}
+
+
+def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[Sources, History]:
+    from headrace.datasets.run_file import read_run_file
+    from headrace.datasets.trace_faces import Sources
+
+    sources = Sources(read_run_file(run), read_data=read_data)
+    return sources, sources.history(None if state is None else _state(state))
+
+
+def _state(path: str) -> dict[str, Any]:
+    from pathlib import Path
+
+    import msgspec
+
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise StateError(f"the saved state cannot be read: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StateError(f"{path}: is no JSON of a loader's state_dict(): {error}") from error
+
+
+def _topology(ranks: int | None, micro_batch_size: int | None) -> Topology | None:
+    if ranks is None and micro_batch_size is None:
+        return None
+    if ranks is None or micro_batch_size is None:
+        raise ConfigError("--ranks and --micro-batch-size go together: both decide who takes a sample")
+    from headrace.datasets.trace_answers import Topology
+
+    return Topology(ranks=ranks, micro_batch_size=micro_batch_size)

@@ -1,0 +1,141 @@
+"""Samples of several datasets side by side, each row of a join index made into one sample."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
+from headrace.datasets.media.face import SampleDataset
+from headrace.errors import ConfigError
+from headrace.plan import IntArray
+from headrace.samples.media import Sample, SampleDecoder
+from headrace.samples.media.sample import BASE_FIELDS
+from headrace.stores import JoinedStore, PartPlace, RawSample
+
+Joiner = Callable[..., Any]
+
+
+class JoinedMediaDataset(SampleDataset):
+    """Sample i is row i of a join: the samples of all columns, made into one by the joiner.
+
+    Its ``__restore_key__`` is ``("JoinedWebdatasetFactory", "Webdataset", i)``, as with Energon.
+
+    Args:
+        store: the join.
+        joiner: a sample type, whose ``from_joined`` is called, or a function. It is given a sample a column, in their
+            order, or by their names if the columns have names; None where a column has no match.
+        columns: how the samples of each column are made, a dataset of its store; by default as its ``dataset.yaml``
+            says.
+        decoder: of columns that are not given.
+        trust_code: run what the ``dataset.yaml`` of a column names.
+
+    Raises:
+        ConfigError: no such store; only some columns have names; a sample type as joiner of crude samples, which have
+            no fields; datasets of other stores; as `MediaDataset.of`.
+    """
+
+    def __init__(
+        self,
+        store: JoinedStore,
+        joiner: type[Sample] | Joiner,
+        *,
+        columns: Sequence[MediaDataset] | None = None,
+        decoder: SampleDecoder | None = DEFAULT_DECODER,
+        trust_code: bool = False,
+    ) -> None:
+        if not isinstance(store, JoinedStore):
+            raise ConfigError(f"store is {store!r}; expected a JoinedStore")
+        if not len(store):
+            raise ConfigError(f"{store.path} has no rows")
+        if not callable(joiner):
+            raise ConfigError(f"joiner is {joiner!r}; expected a sample type or a function")
+        self.store: JoinedStore = store
+        self.parts = tuple(
+            [MediaDataset.of(one.store, decoder=decoder, trust_code=trust_code) for one in store.columns]
+            if columns is None
+            else columns
+        )
+        own = [one.store for one in store.columns]
+        if len(self.parts) != len(own) or any(part.store is not one for part, one in zip(self.parts, own, strict=True)):
+            raise ConfigError(f"columns: expected a dataset of each of the {len(own)} stores of the join, in its order")
+        self.joiner = joiner
+        self._is_type = isinstance(joiner, type) and issubclass(joiner, Sample)
+        crude = [part.store.path for part in self.parts if part.mapper.is_crude and part.cooker is None]
+        if self._is_type and crude:
+            raise ConfigError(
+                f"the samples of {', '.join(crude)} are crude, and have no fields that {_name(joiner)} could join; give"
+                " a function as joiner, or the dataset a sample type"
+            )
+        names = [one.name for one in store.columns if one.name is not None]
+        if names and len(names) < len(own):
+            raise ConfigError(f"only the columns {', '.join(names)} of the join have names; name all of them, or none")
+        self._names = names
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Fields of the type that joins; of what a function makes only those that all samples have."""
+        kind: Any = self.joiner
+        return tuple(field.name for field in dataclasses.fields(kind)) if self._is_type else BASE_FIELDS
+
+    def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
+        """See `SampleDataset.makers`; what a joiner raises goes through, with a note that names the sample."""
+        rows = self.store.read_joined(addresses, [part.mapper.parts for part in self.parts])
+        return [partial(self._joined, row, index) for row, index in zip(rows, addresses.tolist(), strict=True)]
+
+    def _joined(self, row: Sequence[RawSample | None], index: int) -> Any:
+        samples = [
+            None if raw is None else part.made(raw, index, partial(self._places, index, name))
+            for raw, part, name in zip(row, self.parts, self.store.names, strict=True)
+        ]
+        joiner: Any = self.joiner.from_joined if self._is_type else self.joiner  # type: ignore[union-attr]
+        try:
+            made = joiner(**dict(zip(self._names, samples, strict=True))) if self._names else joiner(*samples)
+        except Exception as error:
+            error.add_note(f"while joining row {index:,} of {self.store.path}")
+            raise
+        restore_key = ("JoinedWebdatasetFactory", "Webdataset", index)
+        if isinstance(made, dict):
+            made["__restore_key__"] = restore_key
+        else:
+            made.__restore_key__ = restore_key
+        return made
+
+    def _places(self, index: int, name: str) -> dict[str, PartPlace]:
+        found = self.store.places(index)
+        return {part.removeprefix(f"{name}."): place for part, place in found.items() if part.startswith(f"{name}.")}
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the samples; the joiner by its name."""
+        return {
+            "kind": type(self).__name__,
+            "version": 1,
+            "store": self.store.fingerprint,
+            "joiner": _name(self.joiner),
+            "names": self._names,
+            "columns": [part.recipe for part in self.parts],
+        }
+
+    def describe(self) -> str:
+        """One line."""
+        return f"{' + '.join(part.store.path for part in self.parts)}, joined by {_name(self.joiner)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = [(part.mapper.sample_type, part._field_map, part._options) for part in self.parts]
+        return _again, (type(self), self.store, self.joiner, made)
+
+
+def _name(joiner: Any) -> str:
+    return f"{joiner.__module__}.{getattr(joiner, '__qualname__', type(joiner).__qualname__)}"
+
+
+def _again(kind: type[JoinedMediaDataset], store: JoinedStore, joiner: Joiner, made: list[Any]) -> JoinedMediaDataset:
+    # The columns are datasets of the very stores that the join came with.
+    columns = [
+        MediaDataset(column.store, sample_type, field_map, **options)
+        for column, (sample_type, field_map, options) in zip(store.columns, made, strict=True)
+    ]
+    return kind(store, joiner, columns=columns)

@@ -1,0 +1,33 @@
+"""Metadatasets: YAML files that say which datasets are mixed how, in Energon's two versions and beyond. No torch.
+
+mix.yaml --reading--> entries as written --resolving, nested files--> Tree --building--> Dataset | Mix --> Run
+                        (description)                                   |
+                                                                        +--> traverse, prepare (joins)
+"""
+
+from __future__ import annotations
+
+from headrace.datasets.metadataset.metadataset import (
+    Metadataset,
+    TraversedDatasetReference,
+    load_dataset,
+    prepare_metadataset,
+    traverse_metadataset,
+)
+from headrace.datasets.metadataset.opening import SourceOptions
+from headrace.datasets.metadataset.tree import JoinedSource, Mixed, Source, SourceColumn, Tree, sources
+
+__all__ = [
+    "JoinedSource",
+    "Metadataset",
+    "Mixed",
+    "Source",
+    "SourceColumn",
+    "SourceOptions",
+    "TraversedDatasetReference",
+    "Tree",
+    "load_dataset",
+    "prepare_metadataset",
+    "sources",
+    "traverse_metadataset",
+]

@@ -1,0 +1,194 @@
+"""Opens the datasets at the leaves of a metadataset."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.datasets.dataset import Dataset
+from headrace.datasets.media import JoinedMediaDataset, MediaDataset
+from headrace.datasets.media.cache import CachePool
+from headrace.datasets.media.dataset import DEFAULT_DECODER
+from headrace.datasets.metadataset.tree import JoinedSource, Source, SourceColumn
+from headrace.datasets.packed_sequences import PackedSequenceDataset
+from headrace.datasets.windows import WindowDataset
+from headrace.errors import ConfigError, StoreError
+from headrace.plan.packing import Packing
+from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type
+from headrace.stores import open_tokens
+from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore, Reference
+from headrace.stores.energon.config_file import near
+from headrace.stores.sample_layouts import sample_layout
+
+Open = Callable[[Source | JoinedSource], Dataset | None]
+
+_WINDOWS = ("window_tokens", "stride", "phase", "document_ids", "position_ids")
+
+
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the datasets of a metadataset are opened.
+
+    Attributes:
+        decoder: of media, see `MediaDataset`.
+        cookers: of crude samples; each dataset takes the first that matches its subflavors.
+        cache: for cookers that want one.
+        trust_code: run what the metadataset, or the ``dataset.yaml`` of a dataset, names: joiners, sample loaders.
+        reader: ``"mmap"`` or ``"pread"``.
+        open: called first for every dataset; what it returns is taken, None leaves it to the rest. For records, and
+            whatever a file cannot say.
+    """
+
+    decoder: SampleDecoder | None = DEFAULT_DECODER
+    cookers: Sequence[Cooker] = ()
+    cache: CachePool | None = None
+    trust_code: bool = False
+    reader: str = "mmap"
+    open: Open | None = None
+
+    def dataset(self, source: Source | JoinedSource) -> Dataset:
+        """The dataset at a leaf.
+
+        Raises:
+            StoreError: nothing is there, or it is malformed; names the place in the metadataset.
+            ConfigError: what the metadataset says does not go with what is there; names the place.
+        """
+        try:
+            found = None if self.open is None else self.open(source)
+            if found is None:
+                found = self._source(source) if isinstance(source, Source) else self._joined(source)
+        except StoreError as error:
+            raise StoreError(f"{source.where}: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{source.where}: {error}") from error
+        if not isinstance(found, Dataset):
+            raise ConfigError(f"{source.where}: open returned {found!r:.80}; expected a dataset, or None")
+        return found
+
+    def _source(self, source: Source) -> Dataset:
+        if source.windows is not None or source.packs is not None:
+            return self._tokens(source)
+        layout = sample_layout(source.path, self.reader)
+        if layout is None:
+            if not any(Path(source.path + suffix).exists() for suffix in ("", ".bin", ".idx")):
+                raise StoreError(f"{source.path}: nothing is there")
+            raise ConfigError(
+                f"{source.path}: holds no samples; of tokens say how they are cut, windows: {{window_tokens: 4096}} or "
+                "packs: {max_seq_len: 4096}"
+            )
+        if layout == "files":
+            raise ConfigError(f"{source.path}: is a folder of plain files, which only aux can name")
+        energon = (
+            {
+                "split_part": source.split_part,
+                "split_config": source.split_config,
+                "dataset_config": source.dataset_config,
+            }
+            if layout == "energon"
+            else {"split_part": None}
+        )
+        for key in ("split_config", "dataset_config"):
+            if layout != "energon" and getattr(source, key) is not None:
+                raise ConfigError(f"{source.path}: {key} is for a dataset with a .nv-meta, and it has none")
+        return MediaDataset.open(
+            source.path, **energon, reader=self.reader, aux=source.aux or None, **self._media(source.subflavors)
+        )
+
+    def _media(self, subflavors: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "subflavors": subflavors,
+            "decoder": self.decoder,
+            "cookers": self.cookers,
+            "cache": self.cache,
+            "trust_code": self.trust_code,
+        }
+
+    def _tokens(self, source: Source) -> Dataset:
+        if source.aux or source.dataset_config is not None or source.split_config is not None:
+            raise ConfigError(f"{source.path}: aux, dataset_config and split_config are for media, not for tokens")
+        store = open_tokens(source.path, reader=self.reader)
+        if source.windows is not None:
+            _check_options(source.windows, _WINDOWS, "windows")
+            if "window_tokens" not in source.windows:
+                raise ConfigError("windows: window_tokens is missing, the length of a window")
+            try:
+                return WindowDataset(store, **source.windows)
+            except TypeError as error:
+                raise ConfigError(f"windows: {error}; found {source.windows}") from error
+        try:
+            packing = msgspec.convert(source.packs, Packing)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"packs: {error}; known are {', '.join(Packing.__struct_fields__)}") from error
+        return PackedSequenceDataset(store, packing)
+
+    def _joined(self, source: JoinedSource) -> Dataset:
+        store = join_store(source, self.reader)
+        joiner = _joiner(source.joiner, self.trust_code)
+        columns = [
+            MediaDataset.of(
+                column.store,
+                subflavors=one.subflavors,
+                decoder=self.decoder,
+                cache=self.cache,
+                trust_code=self.trust_code,
+            )
+            for column, one in zip(store.columns, source.columns, strict=True)
+        ]
+        return JoinedMediaDataset(store, joiner, columns=columns)
+
+
+def join_store(source: JoinedSource, reader: str = "mmap") -> JoinedStore:
+    """The join of a metadataset, by its index.
+
+    Raises:
+        StoreError: it was not prepared, or a dataset is missing.
+        ConfigError: it is in no file, and so has no place for an index; the datasets cannot be joined.
+    """
+    if source.folder is None:
+        raise ConfigError(
+            "a join has an index beside the file of its metadataset, and this one was given as a dict: give the path"
+            " that it stands for, load_dataset({...}, path='mix.yaml')"
+        )
+    return JoinedStore(join_columns(source, reader), source.folder, using=reader)
+
+
+def join_columns(source: JoinedSource, reader: str = "mmap") -> list[JoinColumn]:
+    """The datasets of a join, opened."""
+    return [
+        JoinColumn(store=_column_store(one, reader), nonmatch=one.nonmatch, name=one.name) for one in source.columns
+    ]
+
+
+def _column_store(column: SourceColumn, reader: str) -> EnergonStore:
+    if sample_layout(column.path, reader) != "energon":
+        raise ConfigError(f"{column.where}: {column.path} is no dataset with a .nv-meta; only these can be joined")
+    return EnergonStore(
+        column.path,
+        split_part=column.split_part,
+        split_config=column.split_config,
+        dataset_config=column.dataset_config,
+        using=reader,
+    )
+
+
+def _joiner(named: Reference, trust_code: bool) -> Any:
+    if not named.is_function:
+        return resolve_sample_type(named.module, named.name, trust_code=trust_code)
+    if not trust_code:
+        raise ConfigError(
+            f"the joiner {named} lies in a module that is not imported, because importing runs its code; say "
+            "trust_code=True if you trust whoever wrote the metadataset"
+        )
+    try:
+        return getattr(importlib.import_module(named.module), named.name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the joiner {named} cannot be imported: {error}") from error
+
+
+def _check_options(given: dict[str, Any], known: Sequence[str], what: str) -> None:
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{what}: unknown key {key!r}{near(key, known)}")

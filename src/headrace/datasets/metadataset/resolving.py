@@ -1,0 +1,196 @@
+"""From what a metadataset says to its tree: nested files are opened, and what outer entries say is handed down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.datasets.metadataset.description import Column, Entry, JoinEntry, MixEntry, PathEntry, Splits
+from headrace.datasets.metadataset.names import names_of
+from headrace.datasets.metadataset.places import aux_place, place
+from headrace.datasets.metadataset.reading import read_splits
+from headrace.datasets.metadataset.tree import JoinedSource, Mixed, Source, SourceColumn, Tree
+from headrace.errors import ConfigError, StoreError
+from headrace.plan import Subset
+from headrace.stores.energon import cache_folder
+from headrace.stores.energon.config_file import near, read_config
+
+SUFFIX = ".yaml"
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a metadataset stands.
+
+    Attributes:
+        where: its name in messages.
+        base: the folder that its paths start from.
+        file: the file, None of one that was given as a dict.
+        within: the files that led to it.
+    """
+
+    where: str
+    base: Path
+    file: Path | None = None
+    within: tuple[Path, ...] = ()
+
+
+class _Handed(msgspec.Struct, frozen=True, kw_only=True):
+    """What outer entries say to those below."""
+
+    split_part: str
+    subflavors: dict[str, Any] | None = None
+    shuffle_over_epochs: int | None = 1
+    subset: Subset | None = None
+
+    def within(self, entry: Entry) -> _Handed:
+        """What an entry hands down: outer subflavors hold over its own, ranges are taken of what it leaves."""
+        subflavors = self.subflavors
+        if entry.subflavors is not None:
+            subflavors = {**entry.subflavors, **(self.subflavors or {})}
+        try:
+            subset = self.subset if entry.subset is None else entry.subset.inside(self.subset)
+        except ConfigError as error:
+            raise ConfigError(f"{entry.where}: subset: {error}") from error
+        return _Handed(
+            split_part=entry.split_part or self.split_part,
+            subflavors=subflavors,
+            shuffle_over_epochs=_multiplied(self.shuffle_over_epochs, entry.shuffle_over_epochs_multiplier),
+            subset=subset,
+        )
+
+
+def read_file(path: Path) -> Splits:
+    """The splits of a metadataset on disk.
+
+    Raises:
+        StoreError: there is no such file, or it is no YAML.
+        ConfigError: it says something unknown or impossible.
+    """
+    try:
+        return read_splits(read_config(path), str(path))
+    except FileNotFoundError:
+        raise StoreError(f"{path}: there is no such file") from None
+
+
+def resolve(splits: Splits, split_part: str, origin: Origin) -> Tree:
+    """The tree of a split.
+
+    Raises:
+        ConfigError: there is no such split, a path cannot be read here, files that contain each other, keys that do not
+            go with what lies at a path.
+        StoreError: a nested file is missing or malformed, or nothing is at a path.
+    """
+    return _resolve_split(splits, _Handed(split_part=split_part), origin)
+
+
+def _resolve_split(splits: Splits, handed: _Handed, origin: Origin) -> Tree:
+    entry = splits.get(handed.split_part)
+    if entry is None:
+        raise ConfigError(f"{origin.where}: has no split {handed.split_part!r}{near(handed.split_part, splits)}")
+    return _resolve(entry, handed, origin)
+
+
+def _resolve(entry: Entry, outer: _Handed, origin: Origin) -> Tree:
+    handed = outer.within(entry)
+    if isinstance(entry, PathEntry):
+        tree = _resolve_path(entry, handed, origin)
+    elif isinstance(entry, JoinEntry):
+        tree = _resolve_join(entry, handed, origin)
+    else:
+        assert isinstance(entry, MixEntry)
+        tree = Mixed(
+            where=entry.where,
+            kind=entry.kind,
+            names=names_of(entry.children),
+            children=tuple(_resolve(child, handed, origin) for child in entry.children),
+            numbers=tuple(
+                child.repetitions if entry.kind == "blend_epochized" else child.weight for child in entry.children
+            ),
+            schedule=entry.schedule,
+            block_samples=entry.block_samples,
+        )
+    return tree if entry.limit is None else msgspec.structs.replace(tree, limits=(*tree.limits, entry.limit))
+
+
+def _resolve_path(entry: PathEntry, handed: _Handed, origin: Origin) -> Tree:
+    path = place(entry.path, origin.base, f"{entry.where}: path")
+    if path.endswith(SUFFIX):
+        return _resolve_nested(entry, Path(path), handed, origin)
+    aux = {name: aux_place(text, origin.base, f"{entry.where}: aux.{name}") for name, text in (entry.aux or {}).items()}
+    return Source(
+        where=entry.where,
+        path=path,
+        split_part=handed.split_part,
+        subflavors=handed.subflavors,
+        shuffle_over_epochs=handed.shuffle_over_epochs,
+        subset=handed.subset,
+        dataset_config=entry.dataset_config,
+        split_config=entry.split_config,
+        aux=aux,
+        windows=entry.windows,
+        packs=entry.packs,
+    )
+
+
+def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: Origin) -> Tree:
+    for key in ("aux", "dataset_config", "split_config", "windows", "packs"):
+        if getattr(entry, key) is not None:
+            raise ConfigError(
+                f"{entry.where}: {key} goes with a dataset, and {entry.path} is a metadataset: say it there"
+            )
+    if entry.subset is not None and entry.subset.absolute is not None:
+        raise ConfigError(
+            f"{entry.where}: subset: a range in samples goes with a dataset, and {entry.path} is a metadataset: give"
+            " percentages"
+        )
+    file = path.resolve()
+    chain = (*origin.within, *(() if origin.file is None else (origin.file.resolve(),)))
+    if file in chain:
+        raise ConfigError(f"{entry.where}: {entry.path} contains itself: {' -> '.join(map(str, (*chain, file)))}")
+    if not path.exists():
+        raise StoreError(f"{entry.where}: path: nothing is at {path}")
+    inner = Origin(where=str(path), base=path.parent, file=path, within=chain)
+    try:
+        return _resolve_split(read_file(path), handed, inner)
+    except ConfigError as error:
+        if str(error).startswith(f"{path}: has no split"):
+            raise ConfigError(f"{entry.where}: {error}; split_part says another") from error
+        raise
+
+
+def _resolve_join(entry: JoinEntry, handed: _Handed, origin: Origin) -> JoinedSource:
+    def column(one: Column) -> SourceColumn:
+        subflavors = handed.subflavors
+        if one.subflavors is not None:
+            subflavors = {**one.subflavors, **(handed.subflavors or {})}
+        path = place(one.path, origin.base, f"{one.where}: path")
+        if path.endswith(SUFFIX):
+            raise ConfigError(f"{one.where}: path: {one.path} is a metadataset, and only datasets can be joined")
+        return SourceColumn(
+            where=one.where,
+            name=one.name,
+            path=path,
+            split_part=one.split_part or handed.split_part,
+            nonmatch=one.nonmatch,
+            subflavors=subflavors,
+            dataset_config=one.dataset_config,
+            split_config=one.split_config,
+        )
+
+    return JoinedSource(
+        where=entry.where,
+        columns=tuple(map(column, entry.columns)),
+        joiner=entry.joiner,
+        folder=None if origin.file is None else cache_folder(origin.file),
+        shuffle_over_epochs=handed.shuffle_over_epochs,
+        subset=handed.subset,
+    )
+
+
+def _multiplied(outer: int | None, inner: int | None) -> int | None:
+    """None wins over all, then -1; else numbers of epochs multiply."""
+    if outer is None or inner is None:
+        return None
+    return -1 if -1 in (outer, inner) else outer * inner

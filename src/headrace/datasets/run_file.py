@@ -1,0 +1,221 @@
+"""``run.json``: what gives the plan of a training back without its data, one run after another.
+
+It is written beside the checkpoints, once a start, and read by ``headrace trace``. Where a run goes on with the recipe
+it had, nothing is added; where something was changed, what holds from which step on is.
+"""
+
+from __future__ import annotations
+
+import os
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from headrace.datasets.dataset import Dataset
+from headrace.datasets.run_file_nodes import AnyNode, loaded_node, loaded_shards, saved_node, saved_shards
+from headrace.datasets.trace import Trace
+from headrace.errors import ConfigError, StateError
+from headrace.plan import ORDER_FORMAT, BatchSchedule, Bucketing, Leaf, Order, Plan, Recipe, node_recipe
+from headrace.plan.recipe import PARTS
+from headrace.stores import SampleStore, Store
+from headrace.stores.json_file import write_json_file
+
+if TYPE_CHECKING:
+    from headrace.datasets.run import Run
+
+VERSION = 1
+
+
+class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a store lies: the path as it was opened, and what tells its content from another."""
+
+    path: str
+    format: str
+    fingerprint: str
+    split_part: str | None = None
+
+
+class SavedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One source: its place in the blend, its samples, what its dataset is made of."""
+
+    path: str
+    num_samples: int
+    first_sample: int = 0
+    shards: str | None = None
+    store: SavedStore | None = None
+    recipe: dict[str, Any]
+
+
+class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run, from a step of the training on, where it is at a position of its own."""
+
+    first_step: int
+    position: int
+    length: int | None
+    hashes: dict[str, str]
+    format: dict[str, Any]
+    order: Order
+    batch: dict[str, Any]
+    sources: tuple[SavedSource, ...]
+    plan: AnyNode
+
+    @property
+    def schedule(self) -> BatchSchedule:
+        """The global batches."""
+        return BatchSchedule(tuple((step, size) for step, size in self.batch["pieces"]))
+
+    def trace(self) -> Trace:
+        """The plan, to be asked.
+
+        Raises:
+            StateError: what was written is not what the hashes are of, or is of another version of the algorithms.
+        """
+        if self.format != ORDER_FORMAT:
+            raise StateError(
+                f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
+                f"Headrace has {ORDER_FORMAT}: use the version that wrote it"
+            )
+        try:
+            plan = Plan(loaded_node(self.plan, [_leaf(source) for source in self.sources]), self.order)
+            schedule, window_steps = self.schedule, _window_steps(self.batch)
+        except (ConfigError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
+        recipe = Recipe(
+            format=self.format,
+            dataset={source.path: source.recipe for source in self.sources},
+            blend=node_recipe(plan.root),
+            order=self.order.recipe,
+            batch=self.batch,
+        )
+        found = recipe.hashes()
+        if differing := [part for part in PARTS if found[part] != self.hashes.get(part)]:
+            raise StateError(
+                f"the run from step {self.first_step:,} on was changed since it was written: {', '.join(differing)} "
+                "are not what their hashes say"
+            )
+        return Trace(plan, schedule, self.length, window_steps=window_steps)
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file. Paths of stores are seen from ``folder``, where the training began."""
+
+    kind: Literal["headrace.run"] = "headrace.run"
+    version: int = VERSION
+    folder: str
+    runs: tuple[SavedRun, ...]
+
+
+def read_run_file(path: str | os.PathLike[str]) -> RunFile:
+    """What ``Run.save`` wrote.
+
+    Raises:
+        StateError: it cannot be read, is something else, or of a later version.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise StateError(f"the saved run cannot be read: {error}") from error
+    try:
+        given = msgspec.json.decode(data)
+        if not isinstance(given, dict) or given.get("kind") != "headrace.run":
+            raise StateError(f"{path}: this is no saved run; expected a file that Run.save wrote")
+        if given.get("version") != VERSION:
+            raise StateError(
+                f"{path}: has version {given.get('version')!r}; this Headrace reads version {VERSION}: use the one "
+                "that wrote it, or a newer one"
+            )
+        found = msgspec.convert(given, RunFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+        raise StateError(f"{path}: the saved run is damaged: {error}") from error
+    steps = [run.first_step for run in found.runs]
+    if not steps or steps != sorted(set(steps)):
+        raise StateError(f"{path}: the saved run is damaged: its runs begin at the steps {steps}, which do not rise")
+    return found
+
+
+def save_run(run: Run, path: str | os.PathLike[str], *, position: int | None, step: int | None) -> None:
+    """Write a run into a file, or behind those that are in it; see ``Run.save``."""
+    before = read_run_file(path) if Path(path).exists() else None
+    if position is None:
+        if before is not None and not _is_same(before.runs[-1], _saved(run, 0, 0)):
+            raise ConfigError(
+                f"{path}: tells of another run: say from which position on this one holds, position=loader.position, "
+                "or give it a file of its own"
+            )
+        if before is not None:
+            return
+        position = 0
+    position = index(position)
+    if position < 0 or (run.length is not None and position > run.length):
+        raise ConfigError(f"position {position:,} is outside this run of {run.length} samples")
+    first_step = run.schedule.step_of(position) if step is None else index(step)
+    if first_step < 0:
+        raise ConfigError(f"step is at least 0, found {first_step:,}")
+    new = _saved(run, first_step, position)
+    # What came after this step was undone when the training went back to it.
+    kept = [one for one in before.runs if one.first_step < first_step] if before is not None else []
+    if kept and _is_same(kept[-1], new) and _shift(kept[-1]) == _shift(new):
+        # It goes on as it was, maybe for longer, or from where its data lie now.
+        last = kept.pop()
+        new = msgspec.structs.replace(new, first_step=last.first_step, position=last.position)
+    write_json_file(path, RunFile(folder=str(Path.cwd()), runs=(*kept, new)))
+
+
+def _saved(run: Run, first_step: int, position: int) -> SavedRun:
+    recipe = run.recipe
+    leaves = run.plan.leaves
+    sources = [
+        SavedSource(
+            path=leaf.path,
+            num_samples=leaf.num_samples,
+            first_sample=leaf.first_sample,
+            shards=saved_shards(leaf.shards),
+            store=_store(dataset),
+            recipe=recipe.dataset[leaf.path],
+        )
+        for leaf, dataset in zip(leaves, run.datasets, strict=True)
+    ]
+    return SavedRun(
+        first_step=first_step,
+        position=position,
+        length=run.length,
+        hashes=recipe.hashes(),
+        format=recipe.format,
+        order=run.order,
+        batch=recipe.batch,
+        sources=tuple(sources),
+        plan=saved_node(run.plan.root, {leaf.path: number for number, leaf in enumerate(leaves)}),
+    )
+
+
+def _store(dataset: Dataset) -> SavedStore | None:
+    """The store behind a dataset, through those that stand around it; None where there is not exactly one."""
+    inner: Any = dataset
+    while not hasattr(inner, "store") and isinstance(getattr(inner, "dataset", None), Dataset):
+        inner = inner.dataset
+    store = getattr(inner, "store", None)
+    if not isinstance(store, Store | SampleStore):
+        return None
+    part = getattr(store, "split_part", None)
+    return SavedStore(path=store.path, format=store.format, fingerprint=store.fingerprint, split_part=part)
+
+
+def _leaf(source: SavedSource) -> Leaf:
+    return Leaf(source.path, source.num_samples, loaded_shards(source.shards), source.first_sample)
+
+
+def _window_steps(batch: dict[str, Any]) -> int | None:
+    bucketing = batch.get("bucketing")
+    if bucketing is None:
+        return None
+    return Bucketing(window_steps=bucketing["window_steps"], group_samples=bucketing["group_samples"]).window_steps
+
+
+def _is_same(one: SavedRun, other: SavedRun) -> bool:
+    return one.hashes == other.hashes
+
+
+def _shift(run: SavedRun) -> int:
+    return run.first_step - run.schedule.step_of(run.position)

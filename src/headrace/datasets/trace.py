@@ -1,0 +1,202 @@
+"""Where a sample comes in one run, and what comes at a place: the plan asked both ways, without data.
+
+step N ---- BatchSchedule ----> positions ---- Plan.lookup ----> source, epoch, sample index
+step  <---- BatchSchedule ----- positions <---- Plan.find ------ source, sample index: once an epoch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.plan import BatchSchedule, IntArray, Limit, Lookup, Node, Plan, leaves
+
+MAX_TRACED = 1 << 50
+"""Positions up to which a run without an end is searched."""
+
+MAX_EPOCHS = 1 << 15
+"""Epochs that are looked into one by one, where a limit leaves samples out: about a second."""
+
+_FIRST_EPOCHS, _MOST_EPOCHS = 64, 1 << 12
+
+
+class Sightings(NamedTuple):
+    """The first times that a sample comes, and how many there are.
+
+    ``positions`` (n,) int64, rising: of the plan, before bucketing has moved them within their windows where `Trace`
+    does not know how. ``epochs`` (n,) int64: of the source. ``total``: of all, those among them.
+    ``end``: before which position they are; less than was asked for where that would have taken too long.
+    """
+
+    positions: IntArray
+    epochs: IntArray
+    total: int
+    end: int
+
+
+class Trace:
+    """One run as its plan: which samples a step has, and at which positions a sample comes.
+
+    Args:
+        plan: where each position leads.
+        schedule: the global batches.
+        length: of the run in samples, None without an end.
+        window_steps: of a run with bucketing, the steps within which samples change places.
+        arranged: (n,) positions -> whose sample each has, where the lengths that decide it are known.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: BatchSchedule,
+        length: int | None,
+        *,
+        window_steps: int | None = None,
+        arranged: Callable[[IntArray], IntArray] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.schedule = schedule
+        self.length = length
+        self.window_steps = window_steps
+        self._arranged = arranged
+        self._limited = set(_limited(plan.root))
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether a sample is known only to be in one of the steps of a window."""
+        return self.window_steps is not None and self._arranged is None
+
+    def lookup(self, positions: IntArray) -> Lookup:
+        """What comes at positions; where it is vague, what the samples of the window are, in no order that is fed."""
+        return self.plan.lookup(positions if self._arranged is None else self._arranged(positions))
+
+    def window_of(self, position: int) -> tuple[int, int]:
+        """The steps that a sample may be in which the plan has at a position: ``[first, end)``."""
+        step = self.schedule.step_of(position)
+        if self.window_steps is None:
+            return step, step + 1
+        first = step // self.window_steps * self.window_steps
+        return first, first + self.window_steps
+
+    def begin(self, step: int) -> int:
+        """The first position of a step, at most the end of the run."""
+        position = self.schedule.begin(step)
+        return position if self.length is None else min(position, self.length)
+
+    def reached(self, source: int, num_samples: int) -> int | None:
+        """The position before which so many samples have fallen to a source; None: never. O(sources) some 50 times."""
+        low, high = 0, MAX_TRACED if self.length is None else self.length
+        if self.plan.counts(high)[source] < num_samples:
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if self.plan.counts(middle)[source] < num_samples:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def horizon(self, source: int, begin: int, epochs: int) -> int:
+        """The position by which a source has gone on from ``begin`` by so many epochs, or the last one there is."""
+        wanted = self.plan.counts(begin)[source] + epochs * self.plan.leaves[source].num_samples
+        found = self.reached(source, wanted)
+        if found is not None:
+            return found
+        return MAX_TRACED if self.length is None else self.length
+
+    def find(self, source: int, index: int, *, begin: int, end: int, limit: int | None = None) -> Sightings:
+        """The positions in ``[begin, end)`` where a sample comes, the first ``limit`` of them, and their number.
+
+        Costs some look-ups for each that is returned, and some for the count; below a `Limit`, which leaves samples
+        out, some for every epoch, of which `MAX_EPOCHS` are looked into.
+
+        Raises:
+            ConfigError: there is no such sample.
+        """
+        searched = end
+        if self.is_vague:
+            begin, end = self.begin(self.window_of(begin)[0]), self._aligned(end)
+        # Also where nothing is to be searched, the plan says whether there is such a sample.
+        parts = [self._within(source, index, begin, begin, begin, end)]
+        leaf = self.plan.leaves[source]
+        most = self.plan.counts(begin)[source] + MAX_EPOCHS * leaf.num_samples
+        count = 0
+        for low, high in self._pieces(source, begin, end, min(_FIRST_EPOCHS, limit or _FIRST_EPOCHS)):
+            if limit is not None and count >= limit and leaf.path not in self._limited:
+                count += self._counted(source, index, low, end)
+                break
+            if leaf.path in self._limited and self.plan.counts(low)[source] >= most:
+                searched = low
+                break
+            found = self._within(source, index, low, high, begin, end)
+            if limit is None or count < limit:
+                parts.append(found)
+            count += len(found[0])
+        positions, epochs = (np.concatenate(column)[:limit] for column in zip(*parts, strict=True))
+        return Sightings(positions, epochs, count, searched)
+
+    def _pieces(self, source: int, begin: int, end: int, epochs: int) -> Iterator[tuple[int, int]]:
+        """``[begin, end)`` in pieces of some epochs each, borders of windows between them; the first ones are short."""
+        size = self.plan.leaves[source].num_samples
+        low = self.begin(self.window_of(begin)[0]) if self.window_steps is not None else begin
+        until, total = self._aligned(end), self.plan.counts(end)[source]
+        while low < until:
+            wanted = self.plan.counts(low)[source] + epochs * size
+            reached = until if wanted >= total else self.reached(source, wanted)
+            high = until if reached is None else min(until, self._aligned(reached))
+            yield low, high
+            low, epochs = high, min(2 * epochs, _MOST_EPOCHS)
+
+    def _aligned(self, position: int) -> int:
+        """The first border of windows from a position on."""
+        if self.window_steps is None or position == 0:
+            return position
+        return max(position, self.begin(self.window_of(position - 1)[1]))
+
+    def _within(self, source: int, index: int, low: int, high: int, begin: int, end: int) -> tuple[IntArray, IntArray]:
+        """Positions and epochs in ``[begin, end)`` of what the plan has in the whole windows ``[low, high)``."""
+        seen = self.plan.find(source, index, begin=low, end=high)
+        positions = seen.positions
+        if self._arranged is not None:
+            positions = np.array([self._moved(position) for position in positions.tolist()], dtype=np.int64)
+        # Bucketing also brings a later epoch before an earlier one.
+        rows = np.argsort(positions, kind="stable")
+        rows = rows[(positions[rows] >= begin) & (positions[rows] < end)]
+        return positions[rows], seen.epochs[rows]
+
+    def _moved(self, position: int) -> int:
+        """Where bucketing puts the sample that the plan has at a position."""
+        assert self._arranged is not None
+        first, end = self.window_of(position)
+        places = np.arange(self.begin(first), self.begin(end), dtype=np.int64)
+        return int(places[np.flatnonzero(self._arranged(places) == position)[0]])
+
+    def _counted(self, source: int, index: int, begin: int, end: int) -> int:
+        """How often a sample comes in ``[begin, end)``, where every epoch has it once; ``begin`` is between windows."""
+        if self.window_steps is not None and self._aligned(end) != end:
+            border = max(begin, self.begin(self.window_of(end)[0]))
+            last = self._within(source, index, border, self._aligned(end), begin, end)[0]
+            return self._counted(source, index, begin, border) + len(last)
+        size = self.plan.leaves[source].num_samples
+        low, high = self.plan.counts(begin)[source], self.plan.counts(end)[source]
+        first, beyond = -(-low // size), high // size
+        if first > beyond:
+            return self._numbered(source, index, begin, end)
+        # Whole epochs are counted; the cut ones at both ends are looked into.
+        borders = [self.reached(source, epoch * size) if epoch else 0 for epoch in (first, beyond)]
+        before, after = (min(max(border or 0, begin), end) for border in borders)
+        return beyond - first + self._numbered(source, index, begin, before) + self._numbered(source, index, after, end)
+
+    def _numbered(self, source: int, index: int, begin: int, end: int) -> int:
+        return len(self.plan.find(source, index, begin=begin, end=end).positions)
+
+
+def _limited(node: Node) -> Iterator[str]:
+    """Paths of the sources of which a pass leaves samples out."""
+    if isinstance(node, Limit):
+        yield from (leaf.path for leaf in leaves(node))
+    else:
+        for child in getattr(node, "children", ()):
+            yield from _limited(child)

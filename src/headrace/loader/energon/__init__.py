@@ -1,0 +1,31 @@
+"""Media for training under the names that users of Megatron-Energon know: a path in, a resumable loader out.
+
+    get_train_dataset(path, ...)  --> EnergonDataset --get_savable_loader--> EnergonLoader --> batches of this rank
+    get_val_dataset(path, ...)    --> (what, in which order)                  save_state_rank(), restore_state_rank()
+
+The order is that of `headrace.Run`, so that a state is a position: under 1 KB, the same on every rank, good for any
+number of ranks and workers. Only ``order="energon"`` is Energon's own, bound to both. Batches are dicts, those of
+`headrace.Loader`. Task encoders and packing of media are not here yet.
+"""
+
+from headrace.loader.energon.dataset import EnergonDataset
+from headrace.loader.energon.getting import (
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
+from headrace.loader.energon.loader import EnergonLoader
+from headrace.loader.energon.worker_config import WorkerConfig
+
+__all__ = [
+    "EnergonDataset",
+    "EnergonLoader",
+    "WorkerConfig",
+    "get_loader",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+]

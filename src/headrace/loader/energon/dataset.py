@@ -1,0 +1,111 @@
+"""What `get_train_dataset` and `get_val_dataset` return: data, their order, and how they are dealt."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.datasets import Run
+from headrace.datasets.mix import Mix, length_of
+from headrace.errors import ConfigError
+from headrace.loader.energon.own_order import OwnOrder
+from headrace.loader.energon.worker_config import WorkerConfig
+from headrace.plan import BatchSchedule
+
+Tail = Literal["deal", "pad", "drop"]
+
+FOR_EVER = 1 << 61
+"""Samples of a run without end over a mix that has one: more than any run will come to."""
+
+
+class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
+    """Which samples come in which order, to be handed to `get_loader`.
+
+    Attributes:
+        stream: the samples, one after another. Its recipe is what a state must agree with: with steps of one sample it
+            names no ranks and no batches.
+        worker_config: rank and workers.
+        batch_size: samples a batch on this rank.
+        training: whether passes go on; of validation each iteration is the first pass again.
+        pass_samples: of one pass; None where there is no end.
+        tail: what becomes of a last batch that not all ranks can fill.
+        virtual_epoch_length: batches of this rank in an iteration; 0: as many as there are.
+        global_batch_size: of a step, where the user gave it.
+        own_order: Energon's, in the place of the stream's.
+    """
+
+    stream: Run
+    worker_config: WorkerConfig
+    batch_size: int
+    training: bool
+    pass_samples: int | None = None
+    tail: Tail = "deal"
+    virtual_epoch_length: int = 0
+    global_batch_size: BatchSchedule | None = None
+    own_order: OwnOrder | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for sizes out of range and an unknown tail."""
+        if self.batch_size < 1 or self.virtual_epoch_length < 0:
+            raise ConfigError(
+                f"batch_size is at least 1 and virtual_epoch_length at least 0, found {self.batch_size} and "
+                f"{self.virtual_epoch_length}"
+            )
+        if self.tail not in ("deal", "pad", "drop"):
+            raise ConfigError(f"tail is {self.tail!r}; allowed are 'deal', 'pad', 'drop'")
+        if self.tail == "drop" and self.pass_samples is not None and self.pass_samples < self.together:
+            raise ConfigError(
+                f"{self.pass_samples:,} samples are less than a batch of {self.batch_size:,} for each of "
+                f"{self.worker_config.world_size:,} ranks, and the last is dropped: choose tail='deal' or 'pad'"
+            )
+
+    @property
+    def together(self) -> int:
+        """Samples that all ranks take at a time."""
+        return self.batch_size * self.worker_config.world_size
+
+    def pass_end(self, position: int) -> int | None:
+        """Where the pass ends that a position is in; None where there is no end."""
+        if self.pass_samples is None:
+            return None
+        return self.pass_samples * (position // self.pass_samples + 1 if self.training else 1)
+
+    def run(self, position: int) -> Run:
+        """From a position on to the end of its pass, in steps of one batch of every rank, or as the user gave them.
+
+        What came before is one step, whatever ranks it was dealt to: so it is no matter how many there were.
+        """
+        end = self.pass_end(position)
+        if end is not None and self.tail != "deal":
+            left = end - position
+            end = position + self.together * (
+                left // self.together if self.tail == "drop" else -(-left // self.together)
+            )
+        if end is None and isinstance(self.stream.data, Mix) and self.stream.data.num_samples is not None:
+            end = FOR_EVER
+        schedule = self.global_batch_size
+        if schedule is None:
+            schedule = BatchSchedule.of([(0, position), (1, self.together)] if position else self.together)
+        return Run(self.stream.data, global_batch_size=schedule, order=self.stream.order, samples=end)
+
+    def describe(self) -> str:
+        """The mix as a tree, order and batches."""
+        return self.run(0).describe()
+
+    def config(self) -> dict[str, Any]:
+        """What decides which samples come when, JSON-safe: the recipe that a state is held against."""
+        recipe = self.stream.recipe if self.own_order is None else self.own_order.recipe
+        found: dict[str, Any] = msgspec.to_builtins(recipe)
+        return found
+
+    def __len__(self) -> int:
+        """Samples of one pass of all ranks; TypeError where there is none."""
+        samples = self.pass_samples if self.pass_samples is not None else length_of(self.stream.data)
+        if samples is None:
+            raise TypeError("an endless blend has no length")
+        return samples
+
+    def __repr__(self) -> str:
+        kind = "training" if self.training else "validation"
+        return f"<EnergonDataset: {kind}, batches of {self.batch_size:,}, {self.stream.data!r}>"

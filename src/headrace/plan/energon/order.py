@@ -1,0 +1,209 @@
+"""The samples of every rank and worker in Energon's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.plan.energon.sharding import EnergonTopology, slice_offsets, worker_bounds
+from headrace.plan.energon.sources import EnergonSource, Repeated, SliceReader
+from headrace.plan.energon.worker_rng import WorkerRng, running_sums, worker_seed
+
+T = TypeVar("T")
+
+
+class EnergonSample(NamedTuple):
+    """A sample: the number of its source, and its number within the split of that."""
+
+    source: int
+    sample_index: int
+
+
+class EnergonMixing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a training set is made of its sources.
+
+    ``blend``: ``"weights"``, for ever; ``"repetitions"``, each source so many times, then again if ``repeat``;
+    ``"none"``, equal weights, or once each without ``repeat``. ``shuffle_buffer_size``: samples that a worker shuffles
+    among.
+    """
+
+    max_samples_per_sequence: int | None = None
+    parallel_shard_iters: int = 16
+    shuffle_buffer_size: int = 0
+    blend: Literal["weights", "repetitions", "none"] = "none"
+    repeat: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for numbers out of range, and for weights without ``repeat``."""
+        if (self.max_samples_per_sequence or 1) < 1 or self.parallel_shard_iters < 1 or self.shuffle_buffer_size < 0:
+            raise ConfigError(
+                "max_samples_per_sequence and parallel_shard_iters are at least 1 and shuffle_buffer_size 0, found "
+                f"{self.max_samples_per_sequence}, {self.parallel_shard_iters} and {self.shuffle_buffer_size}"
+            )
+        if self.blend not in ("weights", "repetitions", "none"):
+            raise ConfigError(f"blend is {self.blend!r}; allowed are 'weights', 'repetitions', 'none'")
+        if self.blend == "weights" and not self.repeat:
+            raise ConfigError("a blend by weights goes on for ever: give it repeat=True, or repetitions")
+
+
+class EnergonOrder:
+    """Energon's training order, or with ``mixing=None`` its validation order: all sources one after another, once.
+
+    It is bound to the topology: another number of ranks or workers gives other samples to other workers, in an order
+    that has nothing to do with this one. A run in it can go on only where it was begun.
+
+    Raises:
+        ConfigError: there are no sources.
+    """
+
+    def __init__(
+        self, sources: Sequence[EnergonSource], *, topology: EnergonTopology, mixing: EnergonMixing | None
+    ) -> None:
+        if not sources:
+            raise ConfigError("Energon's order needs at least one source")
+        self.sources = tuple(sources)
+        self.topology = topology
+        self.mixing = mixing
+
+    def slices(self, source: int, rank: int, worker: int) -> tuple[int, ...]:
+        """Where the slices of a source begin that a worker reads, and the end."""
+        given = self.sources[source]
+        reader = self.topology.reader(rank, worker)
+        begin, end = (0, given.num_samples) if given.subset is None else given.subset.bounds(given.num_samples)
+        rotation = sum(other.num_samples for other in self.sources[:source]) % self.topology.num_readers
+        bounds = worker_bounds(begin, end, self.topology.num_readers, rotation=rotation)
+        longest = None if self.mixing is None else self.mixing.max_samples_per_sequence
+        borders = np.append(0, np.cumsum(np.array(given.shard_counts, dtype=np.int64)))
+        return slice_offsets(borders, bounds[reader], bounds[reader + 1], max_samples_per_sequence=longest)
+
+    def samples(self, rank: int, worker: int = 0) -> Iterator[EnergonSample]:
+        """What one worker of a rank reads, for ever or to its end.
+
+        Raises:
+            ConfigError: no such rank or worker, or one without samples where there is no end.
+        """
+        seed = worker_seed(self.topology.reader(rank, worker), self.topology.seed_offset)
+        numbers = range(len(self.sources))
+        if self.mixing is None:
+            offsets = [self.slices(number, rank, worker) for number in numbers]
+            readers = [SliceReader(o, s, 1, None) for o, s in zip(offsets, self.sources, strict=True)]
+            return (EnergonSample(number, index) for number in numbers for index in readers[number])
+        mixed = _Mixed(
+            [self._source(number, rank, worker, seed, self.mixing) for number in numbers],
+            [self._weight(source, self.mixing) for source in self.sources],
+            WorkerRng(seed),
+        )
+        again = self.mixing.repeat
+        if again and not any(source.num_samples for source in mixed.sources):
+            raise ConfigError(
+                f"worker {worker} of rank {rank} has no samples: {sum(s.num_samples for s in self.sources):,} samples "
+                f"for {self.topology.num_readers:,} workers"
+            )
+        stream = _for_ever(mixed) if again else iter(mixed)
+        size = self.mixing.shuffle_buffer_size
+        return _buffered(stream, size, WorkerRng(seed)) if size > 1 else stream
+
+    def rank_samples(self, rank: int) -> Iterator[EnergonSample]:
+        """What a rank is given without batches: its workers' samples in turn."""
+        return _in_turn([self.samples(rank, worker) for worker in range(self.topology.workers_a_rank)])
+
+    def batches(
+        self, rank: int, *, batch_size: int, drop_last: bool = False, limit: int | None = None
+    ) -> Iterator[list[EnergonSample]]:
+        """What a rank is given: batches of one worker each, in turn; each worker's last one may be short.
+
+        ``limit``: so many batches a rank in all, shared out among its workers.
+        """
+        workers = self.topology.workers_a_rank
+        streams = [_batched(self.samples(rank, worker), batch_size, drop_last=drop_last) for worker in range(workers)]
+        if limit is not None:
+            streams = [
+                islice(stream, limit // workers + (worker < limit % workers)) for worker, stream in enumerate(streams)
+            ]
+        return _in_turn(streams)
+
+    def _source(self, number: int, rank: int, worker: int, seed: int, mixing: EnergonMixing) -> SliceReader | Repeated:
+        source = self.sources[number]
+        offsets = self.slices(number, rank, worker)
+        reader = SliceReader(offsets, source, mixing.parallel_shard_iters, WorkerRng(seed))
+        if mixing.blend == "repetitions" or not mixing.repeat:
+            once = source.repetitions is None or source.repetitions == 1
+            return reader if once else Repeated(reader, source.repetitions)
+        return Repeated(reader, None)
+
+    def _weight(self, source: EnergonSource, mixing: EnergonMixing) -> float:
+        if mixing.blend == "weights":
+            return source.weight
+        if mixing.blend == "repetitions" or not mixing.repeat:
+            return source.num_samples * (1 if source.repetitions is None else source.repetitions)
+        return 1.0
+
+
+class _Mixed:
+    """Sources drawn by weight until all are through; alone, a source is not drawn."""
+
+    def __init__(self, sources: Sequence[SliceReader | Repeated], weights: Sequence[float], rng: WorkerRng) -> None:
+        self.sources = sources
+        self._weights = weights
+        self._rng = rng
+
+    def __iter__(self) -> Iterator[EnergonSample]:
+        if len(self.sources) == 1:
+            yield from (EnergonSample(0, index) for index in self.sources[0])
+            return
+        streams = [iter(source) for source in self.sources]
+        weights = [
+            weight if source.num_samples else 0.0 for weight, source in zip(self._weights, self.sources, strict=True)
+        ]
+        sums = running_sums(weights)
+        while sums[-1] > 0:
+            number = self._rng.choose(sums)
+            index = next(streams[number], None)
+            if index is None:
+                weights[number] = 0.0
+                sums = running_sums(weights)
+            else:
+                yield EnergonSample(number, index)
+
+
+def _for_ever(mixed: _Mixed) -> Iterator[EnergonSample]:
+    while True:
+        yield from mixed
+
+
+def _buffered(stream: Iterator[EnergonSample], size: int, rng: WorkerRng) -> Iterator[EnergonSample]:
+    buffer: list[EnergonSample] = []
+    for sample in stream:
+        buffer.append(sample)
+        if len(buffer) >= size:
+            yield buffer.pop(rng.below(len(buffer)))
+    while buffer:
+        yield buffer.pop(rng.below(len(buffer)))
+
+
+def _batched(stream: Iterable[EnergonSample], size: int, *, drop_last: bool) -> Iterator[list[EnergonSample]]:
+    batch: list[EnergonSample] = []
+    for sample in stream:
+        batch.append(sample)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch and not drop_last:
+        yield batch
+
+
+def _in_turn(streams: Sequence[Iterator[T]]) -> Iterator[T]:
+    """One of each in turn; who is through is passed over."""
+    alive = list(streams)
+    while alive:
+        for stream in tuple(alive):
+            found = next(stream, None)
+            if found is None:
+                alive.remove(stream)
+            else:
+                yield found

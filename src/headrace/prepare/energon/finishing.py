@@ -1,0 +1,226 @@
+"""The last step of a run: the other files of ``.nv-meta``, and all of them appear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from headrace.errors import InputError
+from headrace.io import atomic_write
+from headrace.prepare.energon.options import EnergonOptions
+from headrace.prepare.energon.report import EnergonReport
+from headrace.prepare.energon.scanning import MAX_PARTS
+from headrace.prepare.energon.splitting import Parts, bring_up_to_date, deal
+from headrace.prepare.energon.state import STATE_NAME, DatasetState, IndexState, encode_state, read_state
+from headrace.prepare.energon.taking import Indexed
+from headrace.prepare.energon.work import WorkFolder
+from headrace.prepare.shards.nv_meta import ENERGON_VERSION
+from headrace.stores.energon.dataset_yaml import CRUDE
+from headrace.stores.energon.info import write_info
+from headrace.stores.energon.layout import INDEX_NAME, INFO_NAME, META_FOLDER, OLD_INFO_NAME, SPLIT_NAME, UUID_NAME
+from headrace.stores.energon.splits import Splits, write_splits
+
+_MODULE: Final = "megatron.energon"
+_SHOWN: Final = 3
+
+
+class Finisher:
+    """Stages split file, ``dataset.yaml``, state and info, and lets all new files appear.
+
+    Args:
+        root: the folder.
+        options: checked.
+        on_notice: is told what was decided, left out or kept.
+    """
+
+    def __init__(self, root: Path, options: EnergonOptions, on_notice: Callable[[str], None]) -> None:
+        self._root = root
+        self._meta = root / META_FOLDER
+        self._options = options
+        self._on_notice = on_notice
+
+    def finish(self, work: WorkFolder, indexed: Indexed, splits: Splits | None, known: set[str]) -> EnergonReport:
+        """Stage the other files, and let all appear."""
+        states = indexed.states
+        names = [name for name, state in states.items() if state.count]
+        if not names:
+            raise InputError(f"{self._root}: no sample in any of {len(states):,} tars: nothing to prepare")
+        empty = [name for name, state in states.items() if not state.count]
+        if empty:
+            self._on_notice(f"{len(empty):,} tars hold no sample and are left out: {_some(empty)}")
+        written: list[str] = []
+        uuid = self._old_uuid() if not indexed.is_new else None
+        if indexed.is_new and not self._options.index_only:
+            written += [INDEX_NAME, UUID_NAME]
+            uuid = (work.staged / META_FOLDER / UUID_NAME).read_text()
+        new = [name for name in names if name not in known]
+        excluded = indexed.excluded() if self._options.duplicates == "drop" else ()
+        parts, split_name = self._stage_split(work, splits, names, new, indexed, excluded)
+        written += [split_name] if split_name else []
+        written += self._stage_dataset(work)
+        remove: list[str] = []
+        if indexed.is_new:
+            written += self._stage_state(work, indexed, excluded)
+            remove = [INFO_NAME, OLD_INFO_NAME]
+            if self._options.index_only:
+                remove += [INDEX_NAME, UUID_NAME]
+                if (self._meta / INDEX_NAME).exists():
+                    self._on_notice(f"{INDEX_NAME} of before is removed: it is not of these shards any more")
+        read = [name for name in states if name in indexed.to_read]
+        if written:
+            work.commit(remove=remove, indexed=read, moves=written)
+        work.finish()
+        return self._report(indexed, names, new, parts, tuple(written), uuid)
+
+    def _stage_split(
+        self,
+        work: WorkFolder,
+        splits: Splits | None,
+        names: Sequence[str],
+        new: Sequence[str],
+        indexed: Indexed,
+        excluded: Sequence[str],
+    ) -> tuple[Parts, str | None]:
+        """The parts, and the name of the new split file, None where the old one stays."""
+        choice = self._options.split
+        if splits is None:
+            if not choice.ratio and not choice.parts:
+                return {}, None
+            parts, exclude, name = deal(names, choice), list(excluded), SPLIT_NAME
+            self._tell_of_left_out(names, parts)
+        else:
+            parts = bring_up_to_date(splits.parts, names, new, choice)
+            if choice.ratio and deal(names, choice) != parts:
+                self._on_notice(
+                    f"{splits.path.name} is kept, not dealt by the ratio; --overwrite deals all shards anew"
+                )
+            before = set(read_state(self._root).excluded)
+            kept = set(names)
+            exclude = sorted(entry for entry in splits.exclude if entry not in before and _shard_of(entry, kept))
+            exclude += excluded if indexed.is_new else sorted(before)
+            old = {part: list(shards) for part, shards in splits.parts.items()}
+            if parts == old and set(exclude) == set(splits.exclude):
+                return parts, None
+            if new and not choice.parts:
+                target = next((part for part, shards in parts.items() if new[-1] in shards), "no part")
+                self._on_notice(
+                    f"{len(new):,} new shards go to {target}: {_some(new)}; --split-parts NAME:REGEX says otherwise"
+                )
+            elif new:
+                self._tell_of_left_out(new, parts)
+            name = splits.path.name
+        write_splits(work.staged, parts, exclude=exclude, split_config=name)
+        return parts, name
+
+    def _tell_of_left_out(self, names: Sequence[str], parts: Parts) -> None:
+        dealt = {name for listed in parts.values() for name in listed}
+        left = [name for name in names if name not in dealt]
+        if left:
+            self._on_notice(f"{len(left):,} shards are of no part of the split: {_some(left)}")
+
+    def _stage_dataset(self, work: WorkFolder) -> list[str]:
+        choice = self._options.dataset
+        if choice.skip or self._options.index_only:
+            return []
+        place = self._meta / choice.name
+        if place.exists() and not (self._options.overwrite and choice.sample_type is not None):
+            if choice.sample_type is not None:
+                self._on_notice(f"{choice.name} is kept; --overwrite writes it anew")
+            return []
+        if choice.sample_type is None:
+            self._on_notice(
+                f"{choice.name}: crude samples, which a cooker makes into something; --sample-type says otherwise"
+            )
+        data = yaml.safe_dump(dataset_yaml(self._options), sort_keys=False)
+        atomic_write(work.staged / META_FOLDER / choice.name, data.encode())
+        return [choice.name]
+
+    def _stage_state(self, work: WorkFolder, indexed: Indexed, excluded: Sequence[str]) -> list[str]:
+        """State and info; the info comes last, without it nothing opens."""
+        staged = work.staged / META_FOLDER
+        index = None
+        if not self._options.index_only:
+            status = (staged / INDEX_NAME).stat()
+            index = IndexState(
+                size=status.st_size,
+                mtime_ns=status.st_mtime_ns,
+                media=indexed.media,
+                duplicates=self._options.duplicates,
+            )
+        state = DatasetState(shards=indexed.states, index=index, excluded=tuple(excluded))
+        atomic_write(staged / STATE_NAME, encode_state(state))
+        counts = {name: shard.count for name, shard in indexed.states.items() if shard.count}
+        written = [STATE_NAME]
+        if (self._meta / OLD_INFO_NAME).exists():
+            content = {"energon_version": ENERGON_VERSION, "shard_counts": counts}
+            atomic_write(staged / OLD_INFO_NAME, yaml.safe_dump(content).encode())
+            written.append(OLD_INFO_NAME)
+        write_info(work.staged, counts, ENERGON_VERSION)
+        return [*written, INFO_NAME]
+
+    def _old_uuid(self) -> str | None:
+        try:
+            return (self._meta / UUID_NAME).read_text()
+        except OSError:
+            return None
+
+    def _report(
+        self,
+        indexed: Indexed,
+        names: Sequence[str],
+        new: Sequence[str],
+        parts: Parts,
+        written: tuple[str, ...],
+        uuid: str | None,
+    ) -> EnergonReport:
+        states = indexed.states
+        part_names = sorted({part for state in states.values() for part in state.parts})
+        return EnergonReport(
+            kind="shards",
+            path=str(self._root),
+            shards=len(names),
+            samples=sum(states[name].count for name in names),
+            parts=tuple(part_names[:MAX_PARTS]),
+            read=len(indexed.to_read),
+            unchanged=len(states) - len(indexed.to_read),
+            new=len(new),
+            removed=len({name for name in indexed.before.shards if name not in states}),
+            empty=tuple(name for name, state in states.items() if not state.count),
+            faults={name: state.faults for name, state in states.items() if state.faults},
+            duplicates=tuple(indexed.duplicates),
+            split={part: (len(listed), sum(states[name].count for name in listed)) for part, listed in parts.items()},
+            media=None
+            if indexed.media is None or self._options.index_only
+            else sum(state.media for state in states.values()),
+            uuid=None if self._options.index_only else uuid,
+            written=written,
+        )
+
+
+def dataset_yaml(options: EnergonOptions) -> dict[str, Any]:
+    """The content of ``dataset.yaml``."""
+    choice = options.dataset
+    if choice.sample_type in (None, CRUDE, "CrudeSample"):
+        content: dict[str, Any] = {"__module__": _MODULE, "__class__": CRUDE}
+        if choice.part_filter:
+            content["part_filter"] = list(choice.part_filter)
+        return content
+    return {
+        "sample_type": {"__module__": _MODULE, "__class__": choice.sample_type},
+        "field_map": dict(choice.field_map),
+    }
+
+
+def _shard_of(entry: str, names: set[str]) -> bool:
+    """Whether what is excluded is a shard of the dataset, or a sample of one."""
+    if entry in names:
+        return True
+    return any(entry[:at] in names for at, letter in enumerate(entry) if letter == "/")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,113 @@
+"""Facts of images, videos and sounds, as rows of ``media_metadata``."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from headrace.errors import HeadraceError, MissingExtraError
+from headrace.prepare.energon.options import MediaFilter
+from headrace.stores.energon.sqlite_index import MediaRow
+
+IMAGE_EXTENSIONS: Final = frozenset(
+    ("bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp")
+)
+AV_EXTENSIONS: Final = frozenset(("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"))
+HEAD_BYTES: Final = 262
+"""By so many bytes Energon tells what a file is."""
+
+_MORE_BEGINS: Final = ((b"OggS", "av"), (b"\xff\xf1", "av"), (b"\xff\xf9", "av"), (b"\xff\x4f\xff\x51", "image"))
+_log = logging.getLogger("headrace")
+
+
+class MediaFinder:
+    """Finds media among parts or files, by a filter.
+
+    Args:
+        wanted: the filter.
+    """
+
+    def __init__(self, wanted: MediaFilter) -> None:
+        self._strategy = wanted.strategy
+        self._patterns = tuple(pattern.lower() for pattern in wanted.patterns)
+
+    def may_be(self, name: str) -> bool:
+        """Whether to look at the bytes of this name."""
+        if self._strategy == "HEADER":
+            return True
+        if self._strategy == "EXTENSION":
+            return _by_extension(name) is not None
+        lower = name.lower()
+        return any(fnmatchcase(lower, pattern) for pattern in self._patterns)
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether the first bytes tell more than the name, so that the others need not be read."""
+        return self._strategy != "EXTENSION"
+
+    def kind(self, name: str, head: bytes) -> str | None:
+        """``"image"``, ``"av"``, or None: no medium."""
+        by_name = _by_extension(name)
+        if self._strategy == "EXTENSION" or (self._strategy == "GLOB" and by_name):
+            return by_name
+        return _by_content(head[:HEAD_BYTES]) or by_name
+
+    def row(self, name: str, kind: str, data: bytes) -> MediaRow | None:
+        """Its row; None, and a line in the log, where the bytes are not what they should be.
+
+        Raises:
+            MissingExtraError: Pillow or PyAV is not installed.
+        """
+        try:
+            facts = _image_facts(data) if kind == "image" else _av_facts(data)
+        except MissingExtraError:
+            raise
+        except Exception as error:
+            reason = error if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+            _log.info("%s: no facts of this medium: %s", name, reason)
+            return None
+        return MediaRow(name, kind, json.dumps(facts, separators=(",", ":")))
+
+
+def _by_extension(name: str) -> str | None:
+    suffix = PurePosixPath(name).suffix[1:].lower()
+    return "image" if suffix in IMAGE_EXTENSIONS else "av" if suffix in AV_EXTENSIONS else None
+
+
+def _by_content(head: bytes) -> str | None:
+    from headrace.samples.media.decoding.content import guess_extension
+
+    found = guess_extension(head)
+    if found is None:
+        return next((kind for begin, kind in _MORE_BEGINS if head.startswith(begin)), None)
+    return "image" if found in IMAGE_EXTENSIONS or found == "psd" else "av"
+
+
+def _image_facts(data: bytes) -> dict[str, Any]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("facts of images need Pillow: pip install 'headrace[image]'") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of large images: their pixels are not decoded
+        with Image.open(io.BytesIO(data)) as image:
+            if image.format == "ICO":  # of several images in it the one that is decoded counts
+                image.load()
+            width, height = image.size
+            return {"width": width, "height": height, "format": image.format or "UNKNOWN", "mode": image.mode}
+
+
+def _av_facts(data: bytes) -> dict[str, Any]:
+    from headrace.samples.media.decoding.av import AVDecoder
+
+    facts = AVDecoder(data).get_metadata(get_audio_num_samples=True)
+    names = (
+        "video_duration", "video_num_frames", "video_fps", "video_width", "video_height",
+        "audio_duration", "audio_channels", "audio_sample_rate", "audio_num_samples",
+    )  # fmt: skip
+    return {name: value for name in names if (value := getattr(facts, name)) is not None}

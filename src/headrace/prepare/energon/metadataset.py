@@ -1,0 +1,106 @@
+"""The joins of a metadataset: each is looked up by an index, which is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError, StoreError
+from headrace.io import output_errors
+from headrace.stores.energon.config_file import as_map, described, read_config
+from headrace.stores.energon.join_index import JoinColumn, cache_folder
+from headrace.stores.energon.join_writer import Join, write_join
+from headrace.stores.energon.store import EnergonStore
+
+_BLENDS = ("blend", "blend_epochized", "concat")
+
+
+def prepare_joins(path: Path) -> dict[str, Join]:
+    """Make the join indices of a metadataset, and of those that it names; place in the file -> its join.
+
+    Indices of joins that it has no more are removed.
+
+    Raises:
+        StoreError: malformed, or a dataset that cannot be opened or joined.
+        InputError: a sample has no partner, where it must have one.
+        OutputError: the system refuses.
+    """
+    joins: dict[str, Join] = {}
+    _prepare(path, joins, (), None)
+    return joins
+
+
+def _prepare(path: Path, joins: dict[str, Join], above: tuple[Path, ...], only: str | None) -> None:
+    if path.resolve() in above:
+        raise StoreError(f"{path}: a metadataset that holds itself")
+    try:
+        found = as_map(read_config(path), str(path))
+    except FileNotFoundError:
+        raise StoreError(f"{path}: there is no such metadataset") from None
+    splits = as_map(found.get("splits"), f"{path}: splits")
+    made: list[Path] = []
+    for split, node in splits.items():
+        if only is not None and split != only:
+            continue
+        for place, inner in _leaves(node, f"{path}: splits: {split}"):
+            if "join" in inner:
+                try:
+                    join = write_join(
+                        cache_folder(path),
+                        _columns(inner["join"], path, inner.get("split_part", split), f"{place}: join"),
+                    )
+                except ConfigError as error:
+                    raise StoreError(f"{place}: join: {error}") from error
+                joins[f"{place}: join"] = join
+                made.append(join.path)
+            elif str(inner.get("path", "")).endswith(".yaml"):
+                wanted = inner.get("split_part", split)
+                _prepare(path.parent / str(inner["path"]), joins, (*above, path.resolve()), str(wanted))
+    if only is None:
+        _remove_others(cache_folder(path), made)
+
+
+def _leaves(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The datasets and joins of a split, of blends too; of the first version as well."""
+    found = as_map(node, where)
+    lists = [name for name in (*_BLENDS, "datasets") if name in found]
+    if not lists:
+        yield where, found
+    for name in lists:
+        if not isinstance(found[name], list):
+            raise StoreError(f"{where}: {name}: expected a list of datasets, found {described(found[name])}")
+        for number, inner in enumerate(found[name]):
+            yield from _leaves(inner, f"{where}: {name}: {number}")
+
+
+def _columns(value: Any, path: Path, split: str, where: str) -> list[JoinColumn]:
+    if isinstance(value, list):
+        named: list[tuple[str | None, Any]] = [(None, inner) for inner in value]
+    else:
+        named = list(as_map(value, where).items())
+    columns = []
+    for name, inner in named:
+        found = as_map(inner, where)
+        if not isinstance(found.get("path"), str):
+            raise StoreError(f"{where}: each dataset of a join has a path, found {described(found.get('path'))}")
+        if "split" in found:
+            raise StoreError(f"{where}: unknown key 'split'; did you mean 'split_part'?")
+        store = EnergonStore(
+            path.parent / found["path"],
+            split_part=found.get("split_part", split),
+            split_config=found.get("split_config"),
+        )
+        columns.append(JoinColumn(store=store, nonmatch=found.get("nonmatch", "error"), name=name))
+    return columns
+
+
+def _remove_others(folder: Path, made: list[Path]) -> None:
+    """Indices of joins that were made for this file before, and are of none that it has now."""
+    if not folder.is_dir():
+        return
+    kept = {path.name for path in made}
+    for path in folder.glob("join_index_*.bin"):
+        if path.name not in kept:
+            with output_errors(path, "remove"):
+                path.unlink(missing_ok=True)

@@ -1,0 +1,210 @@
+"""One run over the tars of a folder: what is unchanged, what is to be read, the new files, and their appearing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import ConfigError, InputError, StoreError
+from headrace.prepare.energon.finding import FoundTar, find_shards
+from headrace.prepare.energon.finishing import Finisher
+from headrace.prepare.energon.options import EnergonOptions, MediaFilter
+from headrace.prepare.energon.report import EnergonProgress, EnergonReport
+from headrace.prepare.energon.scanning import ShardScan, load_scan
+from headrace.prepare.energon.state import DatasetState, ShardState, is_indexed, read_state
+from headrace.prepare.energon.taking import Indexed, Taker
+from headrace.prepare.energon.work import WorkFolder
+from headrace.prepare.energon.worker import ReadSetup, ScanTask, read_all
+from headrace.prepare.text_run import usable_cores
+from headrace.stores.energon.info import read_info
+from headrace.stores.energon.layout import INFO_NAME, META_FOLDER, UUID_NAME
+from headrace.stores.energon.splits import Splits, find_splits
+from headrace.stores.energon.sqlite_writer import SqliteWriter
+
+WORKER_BYTES: Final = 128 << 20
+"""A process for so many bytes of tars: it takes as long to start as to read the headers of some."""
+
+MEDIA_WORKER_BYTES: Final = 8 << 20
+"""The same where media are read."""
+
+
+class ShardsRun:
+    """Prepares the tars of a folder.
+
+    Args:
+        root: the folder.
+        options: checked.
+        on_progress: is told how far it is.
+        on_notice: is told what was decided, left out or kept.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        options: EnergonOptions,
+        *,
+        on_progress: Callable[[EnergonProgress], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._root = root
+        self._meta = root / META_FOLDER
+        self._options = options
+        self._skips = options.errors.on_error == "skip"
+        self._on_progress = on_progress
+        self._on_notice = on_notice
+
+    def run(self) -> EnergonReport:
+        """All of it; see `prepare_energon`."""
+        options = self._options
+        found = find_shards(self._root, options.exclude, refuse_compressed=not self._skips, on_notice=self._on_notice)
+        with WorkFolder(self._root, restart=options.restart) as work:
+            splits = self._splits()
+            before = DatasetState() if options.overwrite else read_state(self._root)
+            media = options.media or (before.index.media if before.index is not None else None)
+            if media is not None and options.media is None and not options.index_only:
+                self._on_notice(f"facts of media are gathered as before: {_described(media)}")
+            known = self._known(splits)
+            to_read = self._to_read(found, before, media)
+            if to_read is None:
+                indexed = Indexed(set(), before, media)
+                indexed.states = {tar.name: before.shards[tar.name] for tar in found}
+            else:
+                indexed = self._index(work, found, to_read, before, media)
+            finisher = Finisher(self._root, options, self._on_notice)
+            return finisher.finish(work, indexed, splits, known)
+
+    def _splits(self) -> Splits | None:
+        """The split file that is kept; None where one is to be made.
+
+        Raises:
+            ConfigError: there is none, and nothing says how the shards are dealt.
+        """
+        choice = self._options.split
+        has_choice = bool(choice.ratio or choice.parts)
+        if self._options.overwrite and has_choice:
+            return None
+        splits = find_splits(self._root)
+        if splits is None and not has_choice and not self._options.index_only:
+            raise ConfigError(
+                f"{self._root}: how are the shards dealt? Give --split-ratio 8,1,1 (train, val, test),"
+                " --split-parts NAME:REGEX for each part, or --tar-index-only"
+            )
+        return splits
+
+    def _known(self, splits: Splits | None) -> set[str]:
+        """The shards that the dataset had before."""
+        known: set[str] = set()
+        with contextlib.suppress(StoreError):
+            known.update(read_info(self._root, strict=False).shard_counts)
+        if splits is not None:
+            known.update(*splits.parts.values(), splits.exclude)
+        return known
+
+    def _to_read(self, found: Sequence[FoundTar], before: DatasetState, media: MediaFilter | None) -> set[str] | None:
+        """The shards that are not known as they are; None where all is as it was."""
+        names = {tar.name for tar in found}
+        needs_rows = not self._options.index_only
+        if needs_rows and (before.index is None or before.index.media != media):
+            return names
+        changed = {tar.name for tar in found if not self._is_unchanged(tar, before.shards.get(tar.name))}
+        files = [INFO_NAME, UUID_NAME] if needs_rows else [INFO_NAME]
+        is_same = not changed and before.shards.keys() == names and all((self._meta / name).exists() for name in files)
+        if not needs_rows:
+            return None if is_same else changed
+        # What is missing of these in the index depends on all shards before them.
+        incomplete = {
+            name for name in names - changed if before.shards[name].count and before.shards[name].digest is None
+        }
+        if is_same and (not incomplete or before.index is None or before.index.duplicates == self._options.duplicates):
+            return None
+        return changed | incomplete
+
+    def _is_unchanged(self, tar: FoundTar, known: ShardState | None) -> bool:
+        return (
+            known is not None
+            and (known.size, known.mtime_ns) == (tar.size, tar.mtime_ns)
+            and (self._skips or not known.faults)
+            and is_indexed(self._root, tar.name, known)
+        )
+
+    def _index(
+        self,
+        work: WorkFolder,
+        found: Sequence[FoundTar],
+        to_read: set[str],
+        before: DatasetState,
+        media: MediaFilter | None,
+    ) -> Indexed:
+        with contextlib.ExitStack() as stack:
+            writer = None if self._options.index_only else stack.enter_context(SqliteWriter(work.staged))
+            taker = Taker(self._root, self._options, before, writer)
+            reading = stack.enter_context(contextlib.closing(self._reading(work, found, to_read, media, taker)))
+            for tar in found:
+                if tar.name in to_read:
+                    taker.take(next(reading))
+                else:
+                    taker.keep(tar.name, before.shards[tar.name])
+                self._check_faults(taker, len(found))
+            if writer is not None and media is not None:
+                writer.add_media((), [(media.strategy, ",".join(media.patterns))])
+        indexed = Indexed(to_read, before, media)
+        indexed.is_new = True
+        indexed.states, indexed.duplicates = taker.states, taker.duplicates
+        return indexed
+
+    def _reading(
+        self, work: WorkFolder, found: Sequence[FoundTar], to_read: set[str], media: MediaFilter | None, taker: Taker
+    ) -> Generator[ShardScan]:
+        """The scans of the shards that are to be read, in order; what an unfinished run has read is not read again."""
+        wanted = [tar for tar in found if tar.name in to_read]
+        ready = {tar.name for tar in wanted if load_scan(work.scans, tar, media, skips_faults=self._skips) is not None}
+        if ready:
+            self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are read")
+        orders = [ScanTask(turn, tar) for turn, tar in enumerate(tar for tar in wanted if tar.name not in ready)]
+        setup = ReadSetup(
+            parent=os.getpid(), root=str(self._root.absolute()), scans=str(work.scans.absolute()), media=media,
+            skips_faults=self._skips,
+        )  # fmt: skip
+        total_bytes = sum(tar.size for tar in wanted)
+        worker_bytes = WORKER_BYTES if media is None else MEDIA_WORKER_BYTES
+        useful = -(-sum(order.tar.size for order in orders) // worker_bytes)
+        num_workers = min(self._options.workers or usable_cores(), useful)
+        done = done_bytes = 0
+
+        def report() -> None:
+            self._on_progress(
+                EnergonProgress(
+                    done=done, total=len(wanted), done_bytes=done_bytes, total_bytes=total_bytes, samples=taker.samples
+                )
+            )
+
+        with contextlib.closing(read_all(orders, setup, num_workers, report)) as turns:
+            for tar in wanted:
+                if tar.name not in ready:
+                    next(turns)
+                scan = load_scan(work.scans, tar, media, skips_faults=self._skips)
+                if scan is None:
+                    raise InputError(f"{self._root / tar.name}: what was read of it is torn; run again")
+                yield scan
+                done += 1
+                done_bytes += tar.size
+                report()
+
+    def _check_faults(self, taker: Taker, num_shards: int) -> None:
+        allowed = self._options.errors.max_errors
+        limit = allowed if isinstance(allowed, int) else int(allowed * num_shards)
+        if len(taker.faulty) > limit:
+            last = taker.faulty[-1]
+            fault = taker.states[last].faults[0]
+            raise InputError(
+                f"{len(taker.faulty):,} shards are malformed, --max-errors allows {limit:,}; the last one:"
+                f" {self._root / last}: byte {fault.byte}: {fault.message}"
+            )
+
+
+def _described(media: MediaFilter) -> str:
+    """A filter in words."""
+    return "by glob " + ",".join(media.patterns) if media.patterns else f"by {media.strategy.lower()}"

@@ -1,0 +1,129 @@
+"""The hidden folder of a run, ``.nv-meta/.headrace``: what is read so far, and new files until all are there.
+
+lock          held by the run
+scans/        a file a shard that was read: an unfinished run goes on from there
+staged/       the new files
+commit        what is to be moved and removed; from then on the run is complete, and whoever comes next ends it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final
+
+import msgspec
+
+from headrace.errors import HeadraceError, OutputError
+from headrace.io import claim_folder, output_errors, sync_folder
+from headrace.prepare.energon.scanning import ShardScan, is_tar_index_right, scan_path, write_tar_index
+from headrace.prepare.shards.messages import load, save
+from headrace.stores.energon.layout import META_FOLDER
+
+WORK_NAME: Final = ".headrace"
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True):
+    """What is left to do when all is ready.
+
+    Attributes:
+        remove: files of ``.nv-meta`` that go first: without them no reader takes the rest for a dataset.
+        indexed: shards whose ``.tar.idx`` is replaced where it differs.
+        moves: files of ``.nv-meta`` that are staged, in the order in which they appear.
+    """
+
+    remove: tuple[str, ...]
+    indexed: tuple[str, ...]
+    moves: tuple[str, ...]
+
+
+class WorkFolder:
+    """The hidden folder; as a context manager one run has it for itself. What was read stays when a run fails.
+
+    Raises:
+        OutputError: another run has it, or the system refuses.
+    """
+
+    def __init__(self, root: Path, *, restart: bool) -> None:
+        self._root = root
+        self._restart = restart
+        self._meta = root / META_FOLDER
+        self.path = self._meta / WORK_NAME
+        self.scans = self.path / "scans"
+        self.staged = self.path / "staged"
+        self._lock: IO[bytes] | None = None
+        self._is_complete = False
+
+    def __enter__(self) -> WorkFolder:
+        with output_errors(self._meta, "use"):
+            self._meta.mkdir(exist_ok=True)
+            try:
+                self._lock = claim_folder(self.path)
+            except BlockingIOError:
+                raise OutputError(f"{self._root}: another headrace prepare is at work in this folder") from None
+            try:
+                commit = load(self.path / "commit", Commit)
+                if commit is not None:
+                    self._execute(commit)
+                if self._restart or commit is not None:
+                    shutil.rmtree(self.scans, ignore_errors=True)
+                shutil.rmtree(self.staged, ignore_errors=True)
+                self.scans.mkdir(exist_ok=True)
+                (self.staged / META_FOLDER).mkdir(parents=True)
+            except BaseException:
+                self._lock.close()
+                raise
+        return self
+
+    def commit(self, *, remove: Sequence[str], indexed: Sequence[str], moves: Sequence[str]) -> None:
+        """Let the new files appear; see `Commit`.
+
+        Raises:
+            OutputError: the system refuses; the next run goes on with it.
+        """
+        commit = Commit(tuple(remove), tuple(indexed), tuple(moves))
+        save(self.path / "commit", commit, sync=True)
+        with output_errors(self._meta, "replace files in"):
+            self._execute(commit)
+        self._is_complete = True
+
+    def finish(self) -> None:
+        """Nothing was to be done: what was read is needed no more."""
+        self._is_complete = True
+
+    def _execute(self, commit: Commit) -> None:
+        for name in commit.remove:
+            if name not in commit.moves or (self.staged / META_FOLDER / name).exists():  # else it is the new one
+                (self._meta / name).unlink(missing_ok=True)
+        if commit.remove:
+            sync_folder(self._meta / "any")
+        for name in commit.indexed:
+            scan = load(scan_path(self.scans, name), ShardScan)
+            if scan is None:
+                raise HeadraceError(f"{self.path}: the scan of {name} is gone: run again with --restart --overwrite")
+            if scan.count and not is_tar_index_right(self._root, scan):
+                write_tar_index(self._root, scan)
+        for name in commit.moves:
+            staged = self.staged / META_FOLDER / name
+            if staged.exists():  # else an earlier run has moved it
+                staged.rename(self._meta / name)
+        sync_folder(self._meta / "any")
+        (self.path / "commit").unlink()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_complete or not any(self.scans.iterdir()):
+            if not (self.path / "commit").exists():
+                shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            shutil.rmtree(self.staged, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+        if kind is not None:
+            # A folder that was made for nothing.
+            with contextlib.suppress(OSError):
+                self._meta.rmdir()

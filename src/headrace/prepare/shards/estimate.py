@@ -1,0 +1,124 @@
+"""What a run would make and take, from a sample of its inputs: ``--dry-run``. Nothing is written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from headrace.errors import InputError
+from headrace.prepare.shards.api import check_ready
+from headrace.prepare.shards.inputs import choose_parts, find_media
+from headrace.prepare.shards.messages import SurveySetup
+from headrace.prepare.shards.options import ShardOptions
+from headrace.prepare.shards.planned import Sums
+from headrace.prepare.shards.planning import GOOD
+from headrace.prepare.shards.survey import Surveyor
+from headrace.prepare.shards.tasks import plan_survey
+
+MAX_TASKS = 16
+"""Of the survey, spread evenly: some hundred megabytes of a large input."""
+
+
+class ShardEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run over these inputs would make: numbers of the whole run, scaled up from the sample."""
+
+    inputs: int
+    input_bytes: int
+    """Of the tables, and of the files of folders."""
+    sampled: int
+    """Rows, or groups of files, that were looked at."""
+    is_exact: bool
+    """The sample was all of the input."""
+    samples: int
+    content_bytes: int
+    """Of all parts."""
+    output_bytes: int
+    """Of all shards."""
+    peak_disk_bytes: int
+    """About the most that the output folder holds at a time: values of columns are written twice."""
+    shards: int
+    parts: dict[str, int]
+    """Of the sample: bytes by part."""
+    bad: int
+    """Of the sample; they are not scaled up."""
+    first_error: str
+
+
+def estimate_shards(
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    options: ShardOptions | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> ShardEstimate:
+    """Survey up to 16 tasks that are spread over all inputs, in this process, and scale up what they find.
+
+    Raises:
+        ConfigError: inputs or options cannot be.
+        InputError: a file cannot be read, or there are no samples. Bad samples are counted.
+        MissingExtraError: as `prepare_shards`.
+    """
+    options = options or ShardOptions()
+    notice = on_notice or (lambda message: None)
+    check_ready(options)
+    found = find_media(inputs, options.source, notice)
+    parts = [choose_parts(given, options.source) for given in found]
+    source = options.source
+    sums = Sums(found)
+    setup = SurveySetup(
+        parts=tuple(parts),
+        key_field=source.key_field,
+        key_dots=source.key_dots,
+        verify=source.verify,
+        max_record_bytes=source.max_record_bytes,
+        roots=tuple(given.root for given in found),
+        folder="",
+    )
+    surveyor = Surveyor(setup, lambda *counts: None)
+    part_bytes: dict[str, int] = {}
+    spooled = 0
+    with tempfile.TemporaryDirectory() as listings:
+        orders = plan_survey(found, options, Path(listings), notice).orders
+        count = min(len(orders), MAX_TASKS)
+        for number in range(count):
+            survey = surveyor.survey(orders[number * len(orders) // count])
+            spooled += survey.spool_bytes
+            for span in survey.spans:
+                sums.take(span)
+                for sample in span.samples:
+                    for part in () if sample.bad else sample.parts:
+                        part_bytes[part.name] = part_bytes.get(part.name, 0) + part.size
+    if not len(sums.gathered):
+        raise InputError(f"no samples in a sample of {len(found):,} inputs: is this the right data?")
+    is_good = sums.gathered.fates()[0] == GOOD
+    total_bytes = sum(given.total_bytes for given in found)
+    scale = 1.0 if count == len(orders) else total_bytes / max(sums.input_bytes, 1)
+    tar_bytes = round(int(sums.gathered.tar_bytes[is_good].sum()) * scale)
+    samples = round(int(is_good.sum()) * scale)
+    output = options.output
+    by_count = 1 if output.samples_per_shard is None else -(-samples // output.samples_per_shard)
+    by_bytes = 1 if output.shard_bytes is None else -(-tar_bytes // output.shard_bytes)
+    return ShardEstimate(
+        inputs=len(found),
+        input_bytes=total_bytes,
+        sampled=len(sums.gathered),
+        is_exact=count == len(orders),
+        samples=samples,
+        content_bytes=round(sum(part_bytes.values()) * scale),
+        output_bytes=tar_bytes,
+        peak_disk_bytes=tar_bytes + round(spooled * scale),
+        shards=max(by_count, by_bytes, 1),
+        parts=dict(sorted(part_bytes.items())),
+        bad=len(sums.errors),
+        first_error=_first(sums),
+    )
+
+
+def _first(sums: Sums) -> str:
+    if not sums.errors:
+        return ""
+    error = sums.errors[0]
+    return f"{error.file}, {error.unit} {error.line:,}: {error.message}"

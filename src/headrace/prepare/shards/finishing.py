@@ -1,0 +1,155 @@
+"""The end of a run: what the shards really hold, held against what was planned; and the manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import HeadraceError
+from headrace.prepare.shards.filling import FileHashes
+from headrace.prepare.shards.inputs import MediaInput
+from headrace.prepare.shards.messages import FilledShard
+from headrace.prepare.shards.nv_meta import META_FILES
+from headrace.prepare.shards.options import PartSpec, ShardOptions
+from headrace.prepare.shards.planned import Planned
+from headrace.stores import (
+    PROVENANCE_NAME,
+    InputFile,
+    InputOrder,
+    KeyInfo,
+    Ledger,
+    Manifest,
+    OutputShard,
+    ShuffledOrder,
+    TokenLedger,
+    save_manifest,
+)
+
+ORIGINS_NAME = "origins"
+SHARDS_NAME = "shards"
+
+
+def shard_name(number: int) -> str:
+    """``shard-000017.tar``."""
+    return f"shard-{number:06d}.tar"
+
+
+class Totals:
+    """Takes the shards as they are written, in their order, and keeps what the manifest says of them."""
+
+    def __init__(self) -> None:
+        self.outputs: list[OutputShard] = []
+        self._file_bytes: Counter[int] = Counter()
+        self._hashes: dict[int, FileHashes] = {}
+
+    def add(self, shard: FilledShard) -> None:
+        """Take the next shard."""
+        name = shard_name(len(self.outputs))
+        sizes = sorted(shard.part_bytes.items())
+        self.outputs.append(
+            OutputShard(
+                prefix=name.removesuffix(".tar"),
+                format="tar",
+                documents=len(shard.keys),
+                keys={part: KeyInfo(dtype="uint8", tokens=size, ids=False) for part, size in sizes},
+                contiguous=False,
+                files=shard.files,
+            )
+        )
+        self._file_bytes.update(shard.file_bytes)
+        for given, total in shard.file_hashes.items():
+            self._hashes.setdefault(given, FileHashes()).add_sum(total)
+
+    def check(self, planned: Planned) -> None:
+        """Raise HeadraceError where the shards do not hold what was to be written."""
+        for what, wanted, found in (
+            ("samples kept, and samples in the shards", planned.documents.kept, sum(s.documents for s in self.outputs)),
+            ("bytes kept, and bytes in the shards", planned.contents.kept, sum(s.tokens for s in self.outputs)),
+        ):
+            if wanted != found:
+                raise HeadraceError(
+                    f"the ledger does not balance: {what}: {wanted:,} and {found:,}. Nothing was written. This is a "
+                    "defect of Headrace or of this machine: please report it."
+                )
+
+    def files(self, given: int, name: str, kind: str) -> InputFile | None:
+        """All files of the root of an input that are in the shards, as one entry; None where there are none."""
+        if given not in self._hashes:
+            return None
+        return InputFile(path=name, format=kind, size=self._file_bytes[given], xxh3_128=self._hashes[given].xxh3_128)
+
+
+def build_manifest(
+    work: Path,
+    inputs: Sequence[MediaInput],
+    parts: Sequence[tuple[PartSpec, ...]],
+    options: ShardOptions,
+    planned: Planned,
+    totals: Totals,
+) -> Manifest:
+    """Balance the ledger, and write the manifest into the work folder.
+
+    Raises:
+        HeadraceError: something was lost or made up on the way.
+    """
+    totals.check(planned)
+    seed = options.output.shuffle
+    manifest = Manifest(
+        inputs=_inputs(inputs, planned.hashes, totals, options),
+        options=_options(inputs, parts, options, planned),
+        order=InputOrder() if seed is None else ShuffledOrder(seed=seed),
+        outputs=tuple(totals.outputs),
+        ledger=Ledger(documents=planned.documents, tokens=TokenLedger(made=0, kept=0), contents=planned.contents),
+        errors=planned.errors,
+        provenance=planned.origins,
+    )
+    return save_manifest(work, manifest)
+
+
+def moves(manifest: Manifest) -> dict[str, str]:
+    """From names in the work folder to names in the folder; what makes the folder open comes last."""
+    found = {f"{ORIGINS_NAME}/{file.name}": f"{PROVENANCE_NAME}/{file.name}" for file in manifest.provenance}
+    for shard in manifest.outputs:
+        found |= {f"{SHARDS_NAME}/{file.name}": file.name for file in shard.files}
+    found |= {f"{SHARDS_NAME}/{name}": name for name in META_FILES}
+    return {**found, "headrace.json": "headrace.json"}
+
+
+def _inputs(
+    inputs: Sequence[MediaInput], hashes: Mapping[int, str], totals: Totals, options: ShardOptions
+) -> tuple[InputFile, ...]:
+    """First one for each input, by which the table of origins counts; then what these name besides."""
+    first, more = [], []
+    for number, given in enumerate(inputs):
+        if given.table is not None:
+            table = given.table
+            first.append(
+                InputFile(path=given.name, format=table.format, size=table.size_bytes, xxh3_128=hashes[number])
+            )
+            root = options.source.root or str(Path(given.name).parent)
+            more += [entry] if (entry := totals.files(number, root, "files")) is not None else []
+            continue
+        empty = InputFile(path=given.name, format="folder", size=0, xxh3_128=FileHashes().xxh3_128)
+        first.append(totals.files(number, given.name, "folder") or empty)
+        if given.captions is not None:
+            table = given.captions
+            digest = hashes[number + len(inputs)]
+            more.append(InputFile(path=table.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
+    return (*first, *more)
+
+
+def _options(
+    inputs: Sequence[MediaInput], parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions, planned: Planned
+) -> dict[str, Any]:
+    # By way of JSON, so that what is returned equals what is read back.
+    groups = {
+        name: msgspec.json.decode(msgspec.json.encode(getattr(options, name)))
+        for name in ("source", "output", "errors")
+    }
+    chosen = [[str(spec) for spec in specs] for specs in parts]
+    splits = {name: list(shards) for name, shards in planned.plan.splits.items()}
+    return {**groups, "kind": "shards", "parts": chosen, "splits": splits, "meta_files": list(META_FILES)}

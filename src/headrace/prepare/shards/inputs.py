@@ -1,0 +1,270 @@
+"""What the user named -> tables and folders of files, and which columns become which parts."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import glob
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import ConfigError, InputError
+from headrace.io import expand_braces, natural_key
+from headrace.prepare.shards.listing import Listing, list_folder, load_captions
+from headrace.prepare.shards.messages import SPEC
+from headrace.prepare.shards.naming import image_part
+from headrace.prepare.shards.options import IMAGE, PartSpec, ShardSource
+from headrace.prepare.sources import SourceFile, Span, find_inputs, open_span
+from headrace.prepare.sources.formats import _DESCRIPTIONS, format_of
+
+METADATA_STEM = "metadata"
+_IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
+_PATH_COLUMNS = ("image_path", "img_path", "file_name", "filename", "filepath", "file_path", "path")
+_TEXT_COLUMNS = ("caption", "text", "txt")
+_URL_COLUMNS = ("url", "image_url", "img_url", "URL")
+_ENDINGS_IN_WORDS = ".csv, .tsv, .jsonl (plain, .gz or .zst), .parquet, .arrow"
+
+
+class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
+    """A table, or a folder of files.
+
+    Attributes:
+        name: as the user gave it, or the folder as given joined with the relative path.
+        root: absolute path of the folder that its files lie in.
+        table: the table; None for a folder.
+        listing: the files of the folder; None for a table.
+        captions: the table that describes the files of a folder.
+    """
+
+    name: str
+    root: str
+    table: SourceFile | None = None
+    listing: Listing | None = None
+    captions: SourceFile | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the table, or of all files."""
+        if self.table is not None:
+            return self.table.size_bytes
+        return 0 if self.listing is None else self.listing.total_bytes
+
+
+def find_media(
+    inputs: Sequence[str | os.PathLike[str]], source: ShardSource, on_notice: Callable[[str], None]
+) -> list[MediaInput]:
+    """Resolve files, folders, globs and braces; arguments keep their order, inside one it is `natural_key`'s.
+
+    A folder that holds tables alone stands for these. Any other is a folder of files, searched at any depth, names that
+    begin with a dot passed over; a ``metadata.csv`` (or ``.jsonl``, ``.parquet``) in it has the captions.
+
+    Raises:
+        ConfigError: nothing matched, a kind of file that is not read, or the same file twice.
+        InputError: a file or folder cannot be read.
+        MissingExtraError: a package for one of the formats is not installed.
+    """
+    if not inputs:
+        raise ConfigError(f"no input: name a folder of files, or tables ({_ENDINGS_IN_WORDS})")
+    found: list[MediaInput] = []
+    seen: set[str] = set()
+    for argument in [os.fspath(given) for given in inputs]:
+        for name in _expand(argument):
+            real = os.path.realpath(name)
+            if real in seen:
+                raise ConfigError(f"input {name!r} is named twice: name it once")
+            seen.add(real)
+            found += _folder(name, source, on_notice) if Path(name).is_dir() else [_table(name, source)]
+    if source.captions is not None and not any(given.captions for given in found):
+        raise ConfigError("--captions describes the files of a folder, and no input is one")
+    if source.captions is not None and sum(given.listing is not None for given in found) > 1:
+        raise ConfigError("--captions describes the files of one folder, and several are given: run once a folder")
+    return found
+
+
+def open_table(name: str) -> SourceFile:
+    """A table that is there.
+
+    Raises:
+        ConfigError: its name is that of no table.
+        InputError: it cannot be read.
+    """
+    kind = _csv_kind(name)
+    if kind is None:
+        if (format_of(name) or "txt").startswith("txt"):
+            raise ConfigError(f"input {name!r}: its name is that of no table: {_ENDINGS_IN_WORDS}")
+        return find_inputs([name], spec=SPEC)[0]
+    try:
+        status = os.stat(name)  # noqa: PTH116
+    except OSError as error:
+        raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error
+    return SourceFile(
+        name=name,
+        path=str(Path(name).absolute()),
+        format=kind,  # type: ignore[arg-type]
+        size_bytes=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        extent=status.st_size,
+    )
+
+
+def first_row(file: SourceFile) -> dict[str, Any]:
+    """The first record of a table that can be read; empty where there is none."""
+    span = Span(0, 0, file.extent if file.format not in ("parquet", "arrow") or not file.unit_bytes else 1)
+    for block in open_span(file, span, SPEC).blocks():
+        if block.records:
+            return dict(block.records[0])
+    return {}
+
+
+def choose_parts(given: MediaInput, source: ShardSource) -> tuple[PartSpec, ...]:
+    """The parts that the columns of a table become: those of the user, or by the names of the columns.
+
+    An image is a column ``image`` (bytes, a struct with bytes, base64, or a path), or ``image_path``, ``file_name`` and
+    the like; ``caption`` or ``text`` is part ``txt``; all other columns are part ``json``.
+
+    Raises:
+        ConfigError: no column is known by its name, or the images are behind URLs.
+    """
+    table = given.captions or given.table
+    row = {} if table is None else first_row(table)
+    where = given.name if table is None else table.name
+    for spec in source.parts:
+        if (
+            spec.column
+            and row
+            and spec.column not in row
+            and table is not None
+            and table.format in ("csv", "tsv", "parquet")
+        ):
+            raise ConfigError(f"{where}: --part {spec}: no column {spec.column!r}; its columns are: {', '.join(row)}")
+    if source.parts or table is None:
+        return source.parts
+    specs: list[PartSpec] = []
+    used = {source.key_field} - {None}
+    if given.captions is not None:
+        used |= {captions_column(row, where)}
+    elif (image := next((name for name in (*_IMAGE_COLUMNS, *_PATH_COLUMNS) if row.get(name)), None)) is not None:
+        kind = _image_kind(row[image], given.root) if image in _IMAGE_COLUMNS else "path"
+        specs.append(PartSpec(part=IMAGE, kind=kind, column=image))  # type: ignore[arg-type]
+        used.add(image)
+    elif (url := next((name for name in _URL_COLUMNS if name in row), None)) is not None:
+        raise ConfigError(
+            f"{where}: column {url!r} names files on the web, which are not fetched: fetch them first, and add a "
+            "column with their paths"
+        )
+    text = next((name for name in _TEXT_COLUMNS if name in row), None)
+    if text is not None:
+        specs.append(PartSpec(part="txt", kind="column", column=text))
+        used.add(text)
+    if not specs:
+        columns = ", ".join(row) or "none"
+        raise ConfigError(
+            f"{where}: no column that is known by its name; its columns are: {columns}. Say what becomes which part: "
+            "--part jpg=path:COLUMN --part txt=column:COLUMN"
+        )
+    if row.keys() - used:
+        specs.append(PartSpec(part="json", kind="row"))
+    return tuple(specs)
+
+
+def captions_column(row: dict[str, Any], where: str) -> str:
+    """The column of captions that names the files.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    name = next((name for name in (*_PATH_COLUMNS, "file", "image") if name in row), None)
+    if name is None:
+        raise ConfigError(
+            f"{where}: no column that names the files: call it file_name; its columns are: {', '.join(row) or 'none'}"
+        )
+    return name
+
+
+def _expand(argument: str) -> list[str]:
+    if Path(argument).exists():
+        return [argument]
+    names: list[str] = []
+    for name in expand_braces(argument):
+        if Path(name).exists():
+            names.append(name)
+            continue
+        matches = sorted(glob.glob(name, recursive=True), key=natural_key)  # noqa: PTH207 - keeps names as given
+        if not matches:
+            raise ConfigError(f"input {name!r} does not exist")
+        names += matches
+    return names
+
+
+def _table(name: str, source: ShardSource) -> MediaInput:
+    table = open_table(name)
+    root = Path(source.root) if source.root is not None else Path(name).parent
+    return MediaInput(name=name, root=str(root.absolute()), table=table)
+
+
+def _folder(name: str, source: ShardSource, on_notice: Callable[[str], None]) -> list[MediaInput]:
+    captions = source.captions
+    listing = list_folder(name)
+    tables = [file.name for file in listing.files if is_table(file.name)]
+    others = [file.name for file in listing.files if not is_table(file.name) and file.name not in _DESCRIPTIONS]
+    if tables and not others:
+        return [_table(os.path.join(name, table), source) for table in tables]  # noqa: PTH118 - keeps "./" as given
+    if source.root is not None:
+        raise ConfigError(f"--root is the folder of the files that a table names, and {name!r} is a folder of files")
+    if captions is not None:
+        real = os.path.realpath(captions)
+        tables = [table for table in tables if os.path.realpath(Path(name, table)) != real]
+    elif len(tables) == 1 and tables[0].partition(".")[0] == METADATA_STEM:
+        captions = os.path.join(name, tables.pop())  # noqa: PTH118
+        on_notice(f"{captions} describes the files of {name}")
+    if tables:
+        raise ConfigError(
+            f"input {name!r} holds a table ({tables[0]!r}, {len(tables):,} of them) beside other files "
+            f"({others[0]!r}, {len(others):,} of them): name the table as input, or say --captions {tables[0]}"
+        )
+    table = None if captions is None else open_table(captions)
+    kept = tuple(file for file in listing.files if not is_table(file.name))
+    listing = msgspec.structs.replace(listing, files=kept)
+    if not listing.files:
+        raise ConfigError(f"input {name!r}: nothing to read in this folder")
+    return [MediaInput(name=name, root=str(Path(name).absolute()), listing=listing, captions=table)]
+
+
+def captions_of(given: MediaInput) -> dict[str, tuple[int, dict[str, Any]]] | None:
+    """File name -> number of its row and the row, of the captions of a folder; None where it has none.
+
+    Raises:
+        InputError: a row cannot be read, names no file, or one that another row names.
+    """
+    if given.captions is None:
+        return None
+    return load_captions(
+        given.captions, lambda row: captions_column(row, given.captions.name if given.captions else "")
+    )
+
+
+def is_table(name: str) -> bool:
+    """Whether a file of this name, met in a folder, is a table."""
+    kind = format_of(name)
+    return _csv_kind(name) is not None or (kind is not None and not kind.startswith("txt"))
+
+
+def _csv_kind(name: str) -> str | None:
+    ending = name.lower().rpartition(".")[2]
+    return ending if ending in ("csv", "tsv") else None
+
+
+def _image_kind(value: Any, root: str) -> str:
+    """Whether a column of images holds them, or names their files."""
+    if not isinstance(value, str):
+        return "bytes"
+    if Path(root, value).is_file():
+        return "path"
+    try:
+        return "bytes" if image_part(base64.b64decode(value[:64], validate=True)) else "path"
+    except (binascii.Error, ValueError):
+        return "path"

@@ -1,0 +1,317 @@
+"""One run of `prepare_shards` in a work folder that it has for itself: two phases over workers, then the manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
+from headrace.io import output_errors
+from headrace.prepare.executor import RUN_AHEAD, Order, Workers, run_tasks
+from headrace.prepare.messages import Failed, HashDone, PieceDone, Progress
+from headrace.prepare.output_folder import OutputFolder
+from headrace.prepare.shards.filling import done_path
+from headrace.prepare.shards.finishing import ORIGINS_NAME, SHARDS_NAME, Totals, build_manifest, moves, shard_name
+from headrace.prepare.shards.inputs import MediaInput
+from headrace.prepare.shards.messages import (
+    FilledShard,
+    FillTask,
+    ShardProgress,
+    ShardSetup,
+    Survey,
+    SurveySetup,
+    load,
+    save,
+    spool_path,
+    survey_path,
+)
+from headrace.prepare.shards.nv_meta import write_nv_meta
+from headrace.prepare.shards.options import PartSpec, ShardOptions
+from headrace.prepare.shards.planned import NothingLeftError, Planned, Planner, Sums
+from headrace.prepare.shards.tasks import SurveyTasks
+from headrace.prepare.shards.worker import COMMAND
+from headrace.prepare.text_run import REPORT_S, usable_cores
+from headrace.stores import ErrorEntry, Manifest
+
+SURVEYS_NAME, LISTINGS_NAME, LISTS_NAME, DONE_NAME = "surveys", "listings", "lists", "done"
+PLANNED_NAME, HASHES_NAME = "planned", "hashes"
+_ADVICE = (
+    "Nothing was written; correct or remove it and run again with --restart, or leave such out with --on-error skip."
+)
+
+
+class ShardRun:
+    """Drives the workers, takes what they make, and says what went wrong.
+
+    What a worker made is on disk with a hash of its own, and is not made again: that is all there is to go on from.
+    """
+
+    def __init__(
+        self,
+        folder: OutputFolder,
+        inputs: Sequence[MediaInput],
+        parts: Sequence[tuple[PartSpec, ...]],
+        tasks: SurveyTasks,
+        options: ShardOptions,
+        *,
+        on_progress: Callable[[ShardProgress], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._work = folder.work
+        self._inputs = inputs
+        self._parts = parts
+        self._tasks = tasks
+        self._options = options
+        self._on_progress = on_progress
+        self._on_notice = on_notice
+        self._underway: dict[int, Progress] = {}
+        self._workers: Workers | None = None
+
+    def run(self) -> tuple[Manifest, dict[str, str]]:
+        """All of it: the manifest, and what is to be moved where, see `OutputFolder.commit`."""
+        with output_errors(self._work, "create folders in"):
+            for name in (SURVEYS_NAME, SHARDS_NAME, DONE_NAME):
+                (self._work / name).mkdir(exist_ok=True)
+        try:
+            with ExitStack() as stack:
+                planned = load(self._work / PLANNED_NAME, Planned) or self._survey(stack)
+                self._check_errors(planned.errors, planned.documents.read, is_whole=True)
+                totals = self._fill(planned, stack)
+            self._check_unchanged()
+            names = [shard_name(shard) for shard in range(planned.plan.num_shards)]
+            filled = (self._filled(shard) for shard in range(planned.plan.num_shards))
+            write_nv_meta(self._work / SHARDS_NAME, names, filled, planned.plan, self._options.output)
+            manifest = build_manifest(self._work, self._inputs, self._parts, self._options, planned, totals)
+        except BaseException as error:
+            if self._is_worth_keeping(error):
+                self._folder.keep()
+                if not isinstance(error, HeadraceError):
+                    self._on_notice("what is done so far is kept: the same command goes on from there")
+            raise
+        self._folder.keep()
+        return manifest, moves(manifest)
+
+    def _survey(self, stack: ExitStack) -> Planned:
+        surveys = self._work / SURVEYS_NAME
+        sums = Sums(self._inputs)
+        hashes: dict[int, str] = load(self._work / HASHES_NAME, dict[int, str]) or {}
+        ready = [PieceDone(order.turn, 0, True) for order in self._tasks.orders if self._survey_of(order.turn)]
+        if ready:
+            self._on_notice(
+                f"continuing the unfinished run in this folder: {len(ready):,} tasks of its survey are done"
+            )
+        orders: list[Order] = [order for order in self._tasks.sums if order.number not in hashes]
+        orders += self._tasks.orders
+        total_bytes = sum(given.total_bytes for given in self._inputs)
+
+        def report(progress: Progress | None) -> None:
+            own = self._own(progress, len_done)
+            self._on_progress(
+                ShardProgress(
+                    phase="survey",
+                    done_bytes=min(sums.input_bytes + sum(task.input_bytes for task in own), total_bytes),
+                    total_bytes=total_bytes,
+                    samples=len(sums.gathered) + sum(task.documents for task in own),
+                )
+            )
+
+        len_done = 0
+        for result in self._results(stack, orders, ready, report):
+            if isinstance(result, HashDone):
+                hashes[result.number] = result.xxh3_128
+                save(self._work / HASHES_NAME, hashes)
+                continue
+            survey = self._survey_of(result.turn)
+            if survey is None:
+                raise OutputError(
+                    f"{survey_path(surveys, result.turn)}: cannot be read back; run the same command again"
+                )
+            len_done = result.turn + 1
+            sums.add(survey)
+            self._check_errors(sums.errors, len(sums.gathered), is_whole=False)
+        sums.check_whole()
+        self._check_unchanged()
+        sums.hashes.update(hashes)
+        self._check_errors(sums.errors, len(sums.gathered), is_whole=True)
+        planner = Planner(self._inputs, self._options, surveys, len(self._tasks.orders))
+        planned = planner.run(sums, self._work / LISTS_NAME, self._work / ORIGINS_NAME)
+        save(self._work / PLANNED_NAME, planned, sync=True)
+        return planned
+
+    def _survey_of(self, turn: int) -> Survey | None:
+        """What a task found, where that is whole on disk."""
+        surveys = self._work / SURVEYS_NAME
+        survey = load(survey_path(surveys, turn), Survey)
+        if survey is not None and survey.spool_bytes:
+            spool = spool_path(surveys, turn)
+            if not spool.exists() or spool.stat().st_size != survey.spool_bytes:
+                return None
+        return survey
+
+    def _fill(self, planned: Planned, stack: ExitStack) -> Totals:
+        bounds = planned.plan.bounds
+        ready = [PieceDone(shard, 0, True) for shard in range(len(bounds) - 1) if self._filled_or_none(shard)]
+        if ready:
+            self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are done")
+        orders: list[Order] = [FillTask(shard, shard_name(shard)) for shard in range(len(bounds) - 1)]
+        totals = Totals()
+        written = 0
+
+        def report(progress: Progress | None) -> None:
+            own = self._own(progress, len(totals.outputs))
+            self._on_progress(
+                ShardProgress(
+                    phase="write",
+                    done_bytes=written + sum(task.input_bytes for task in own),
+                    total_bytes=planned.contents.kept,
+                    samples=bounds[len(totals.outputs)] + sum(task.documents for task in own),
+                )
+            )
+
+        self._underway.clear()
+        for result in self._results(stack, orders, ready, report):
+            if isinstance(result, PieceDone):
+                shard = self._filled(result.turn)
+                totals.add(shard)
+                written += sum(shard.part_bytes.values())
+        return totals
+
+    def _filled(self, shard: int) -> FilledShard:
+        filled = self._filled_or_none(shard)
+        if filled is None:
+            raise OutputError(
+                f"{self._work / SHARDS_NAME / shard_name(shard)}: is not whole; run the same command again"
+            )
+        return filled
+
+    def _filled_or_none(self, shard: int) -> FilledShard | None:
+        filled = load(done_path(self._work / DONE_NAME, shard), FilledShard)
+        if filled is None:
+            return None
+        for file in filled.files:
+            path = self._work / SHARDS_NAME / file.name
+            if not path.exists() or path.stat().st_size != file.size:
+                return None
+        return filled
+
+    def _own(self, progress: Progress | None, num_done: int) -> list[Progress]:
+        """What tasks on their way have done."""
+        if progress is not None:
+            self._underway[progress.turn] = progress
+        return [task for turn, task in self._underway.items() if turn >= num_done]
+
+    def _results(
+        self,
+        stack: ExitStack,
+        orders: list[Order],
+        ready: Sequence[PieceDone],
+        report: Callable[[Progress | None], None],
+    ) -> Iterator[PieceDone | HashDone]:
+        """Results in order, by the workers of the phase before where these are enough."""
+        if len(orders) == len(ready):
+            yield from ready
+            return
+        wanted = min(self._options.workers or usable_cores(), len(orders) - len(ready))
+        if self._workers is None or len(self._workers) < wanted:
+            stack.close()
+            self._workers = stack.enter_context(Workers(wanted, self._setup(), COMMAND))
+        for result in run_tasks(
+            self._workers,
+            orders,
+            first_turn=0,
+            ready=ready,
+            run_ahead=RUN_AHEAD,
+            on_progress=report,
+            interval_s=REPORT_S,
+        ):
+            if isinstance(result, Failed):
+                raise _error(result)
+            yield result
+
+    def _setup(self) -> ShardSetup:
+        work, source = self._work.absolute(), self._options.source
+        return ShardSetup(
+            parent=os.getpid(),
+            survey=SurveySetup(
+                parts=tuple(self._parts),
+                key_field=source.key_field,
+                key_dots=source.key_dots,
+                verify=source.verify,
+                max_record_bytes=source.max_record_bytes,
+                roots=tuple(given.root for given in self._inputs),
+                folder=str(work / SURVEYS_NAME),
+            ),
+            lists=str(work / LISTS_NAME),
+            shards=str(work / SHARDS_NAME),
+            done=str(work / DONE_NAME),
+        )
+
+    def _check_errors(self, errors: Sequence[ErrorEntry], num_read: int, *, is_whole: bool) -> None:
+        options = self._options.errors
+        if errors and options.on_error == "stop":
+            first = errors[0]
+            raise InputError(f"{first.file}, {first.unit} {first.line:,}: {_sentence(first.message)} {_ADVICE}")
+        allowed = options.max_errors
+        if isinstance(allowed, int) and len(errors) > allowed:
+            raise _too_many(errors[allowed], f"{len(errors):,} bad samples", f"{allowed:,}")
+        if isinstance(allowed, float) and is_whole and len(errors) > allowed * num_read:
+            share = f"{len(errors):,} bad samples of {num_read:,} ({len(errors) / num_read:.2%})"
+            raise _too_many(errors[-1], share, f"{allowed:.2%}")
+
+    def _check_unchanged(self) -> None:
+        for file in (file for given in self._inputs for file in (given.table, given.captions) if file is not None):
+            try:
+                file.check_unchanged(Path(file.path).stat())
+            except OSError as error:
+                raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
+
+    def _is_worth_keeping(self, error: BaseException) -> bool:
+        """Whether the same command could go on: not after a defect, nor where the inputs are others or hold nothing."""
+        if isinstance(error, NothingLeftError) or type(error) is HeadraceError:
+            return False
+        if not any((self._work / SURVEYS_NAME).glob("*.survey")):
+            return False
+        try:
+            self._check_unchanged()
+        except InputError:
+            return False
+        return True
+
+
+def deciding(
+    inputs: Sequence[dict[str, Any]], parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions
+) -> dict[str, Any]:
+    """What decides the bytes of a run, as JSON. What an error does is not among it: other samples are as they are."""
+    return {
+        "kind": "shards",
+        "format": 1,
+        "inputs": list(inputs),
+        "parts": [[str(spec) for spec in specs] for specs in parts],
+        "source": msgspec.to_builtins(options.source),
+        "output": msgspec.to_builtins(options.output),
+    }
+
+
+def _error(failed: Failed) -> Exception:
+    if failed.kind == "output":
+        return OutputError(failed.message)
+    if failed.kind == "crash":
+        return WorkerError(f"a worker failed in a way nobody foresaw; please report this:\n{failed.message}")
+    return InputError(failed.message)
+
+
+def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
+    return InputError(
+        f"{found}, --max-errors allows {allowed}; the last one: {entry.file}, {entry.unit} {entry.line:,}: "
+        f"{_sentence(entry.message)} Nothing was written."
+    )
+
+
+def _sentence(message: str) -> str:
+    return message if message.endswith((".", "?", "!")) else f"{message}."

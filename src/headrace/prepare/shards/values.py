@@ -1,0 +1,122 @@
+"""What a column holds -> the bytes of a part, or the file that it names."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.errors import StoreError
+from headrace.io import safe_relative
+from headrace.prepare.shards.options import PartSpec
+from headrace.prepare.sources.records import kind as kind_in_words
+
+_SHOWN = 80
+
+
+class BadPartError(ValueError):
+    """A part that cannot be made; the message says of which column, what was found, and what to do."""
+
+
+class NamedFile(NamedTuple):
+    """A file below the root, that is there."""
+
+    name: str
+    size: int
+    mtime_ns: int
+
+
+def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str], root: str) -> bytes | NamedFile:
+    """The content of one part of a row.
+
+    Args:
+        spec: which part, and of which column.
+        row: all columns.
+        rest: the columns that no other part takes.
+        root: folder of the files that rows name.
+
+    Raises:
+        BadPartError: the column is not there, is null, or holds what the part cannot be made of.
+    """
+    if spec.kind == "row":
+        return _json({name: value for name, value in row.items() if name in rest}, "the rest of the row")
+    if spec.column not in row:
+        raise BadPartError(f"no column {spec.column!r}; its columns are: {', '.join(list(row)[:12]) or 'none'}")
+    value = row[spec.column]
+    if value is None:
+        raise BadPartError(f"column {spec.column!r} is null")
+    if spec.kind == "path":
+        if not isinstance(value, str):
+            raise BadPartError(f"column {spec.column!r} must name a file, found {kind_in_words(value)}")
+        return named_file(value, root)
+    if spec.kind == "column":
+        return value.encode() if isinstance(value, str) else _json(value, f"column {spec.column!r}")
+    return _binary(value, spec.column, root)
+
+
+def named_file(value: str, root: str) -> NamedFile:
+    """The file that a row names: relative to the root, or absolute and below it.
+
+    Raises:
+        BadPartError: it leaves the root, is not there, or is no file.
+    """
+    name = value
+    if name.startswith("/"):
+        name = os.path.relpath(name, root)
+    elif name.startswith("./"):
+        name = name[2:]
+    try:
+        safe_relative(name)
+    except StoreError:
+        raise BadPartError(
+            f"the file {value[:_SHOWN]!r} is not below {root}: --root DIR says where the files of a table lie"
+        ) from None
+    try:
+        path = Path(root, name)
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise BadPartError(f"the file {value[:_SHOWN]!r} below {root} cannot be read: {reason}") from None
+    if not path.is_file():
+        raise BadPartError(f"{value[:_SHOWN]!r} below {root} is no file")
+    return NamedFile(name, status.st_size, status.st_mtime_ns)
+
+
+def _binary(value: Any, column: str, root: str) -> bytes | NamedFile:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, Mapping) and ("bytes" in value or "path" in value):  # an image of Hugging Face's ``datasets``
+        if value.get("bytes") is not None:
+            return _binary(value["bytes"], column, root)
+        if isinstance(value.get("path"), str):
+            return named_file(value["path"], root)
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise BadPartError(f"column {column!r} is no base64; found {value[:_SHOWN]!r}") from None
+    raise BadPartError(f"column {column!r} holds no bytes but {kind_in_words(value)}")
+
+
+def _json(value: Any, what: str) -> bytes:
+    if _holds_bytes(value):
+        raise BadPartError(
+            f"{what} holds bytes, which are no JSON: give them a part of their own, --part NAME=bytes:COLUMN"
+        )
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadPartError(f"{what} cannot be written as JSON: {error}") from None
+
+
+def _holds_bytes(value: Any) -> bool:
+    if isinstance(value, bytes):
+        return True
+    if isinstance(value, dict):
+        return any(map(_holds_bytes, value.values()))
+    return isinstance(value, list) and any(map(_holds_bytes, value))

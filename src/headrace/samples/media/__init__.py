@@ -1,0 +1,81 @@
+"""Multi-modal samples: types, field maps, decoders, cookers. No files, no stores; codecs are imported when used.
+
+    raw parts {"jpg": b"...", "txt": b"..."}
+      -> field_map      which part becomes which field, and what within it
+      -> decoding       SampleDecoder: bytes -> image, text, AVDecoder, arrays
+      -> mapper         SampleMapper: the two put together       -> Sample, or CrudeSample
+      -> cooking        crude samples only: the user's function  -> Sample
+      -> batch          Batch.from_samples: padded and stacked   -> Batch
+
+May import: headrace.errors.
+"""
+
+from __future__ import annotations
+
+from headrace.samples.media.batch import Batch, generic_batch, pad_stack
+from headrace.samples.media.cooking import Cooker, basic_sample_keys, choose_cooker, cooker
+from headrace.samples.media.decoding import SampleDecoder
+from headrace.samples.media.decoding.av import (
+    AVData,
+    AVDecoder,
+    AVMetadata,
+    get_clips_uniform,
+    get_single_frames_uniform,
+)
+from headrace.samples.media.field_map import parse_field_map, parts_of, sources_of
+from headrace.samples.media.mapper import SampleMapper
+from headrace.samples.media.references import load_function
+from headrace.samples.media.registry import SAMPLE_TYPES, resolve_sample_type
+from headrace.samples.media.sample import CrudeSample, Sample, SourceInfo, add_sources, sample_type
+from headrace.samples.media.types import (
+    CaptioningSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    SimilarityInterleavedSample,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
+
+__all__ = [
+    "SAMPLE_TYPES",
+    "AVData",
+    "AVDecoder",
+    "AVMetadata",
+    "Batch",
+    "CaptioningSample",
+    "Cooker",
+    "CrudeSample",
+    "ImageClassificationSample",
+    "ImageSample",
+    "InterleavedSample",
+    "MultiChoiceVQASample",
+    "OCRSample",
+    "Sample",
+    "SampleDecoder",
+    "SampleMapper",
+    "SimilarityInterleavedSample",
+    "SourceInfo",
+    "TextSample",
+    "VQAOCRSample",
+    "VQASample",
+    "VidQASample",
+    "add_sources",
+    "basic_sample_keys",
+    "choose_cooker",
+    "cooker",
+    "generic_batch",
+    "get_clips_uniform",
+    "get_single_frames_uniform",
+    "load_function",
+    "pad_stack",
+    "parse_field_map",
+    "parts_of",
+    "resolve_sample_type",
+    "sample_type",
+    "sources_of",
+]

@@ -1,0 +1,272 @@
+"""A video or a sound that is decoded only as far as it is asked for."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Literal
+
+from headrace.errors import ConfigError, DecodeError, MissingExtraError
+from headrace.samples.media.decoding.av.audio import read_clip
+from headrace.samples.media.decoding.av.container import audio_stream, open_container, video_stream
+from headrace.samples.media.decoding.av.data import AVData, AVMetadata, Clips, Times
+from headrace.samples.media.decoding.av.metadata import add_audio_facts, add_video_facts
+from headrace.samples.media.decoding.av.video import (
+    FrameReader,
+    FrameTimes,
+    frame_range,
+    frame_times,
+    stacked_frames,
+)
+from headrace.samples.media.decoding.failing import is_out_of_memory
+
+Range = tuple[float, float]
+_MAX_PIXELS = 89_478_485
+
+
+class AVDecoder:
+    """Frames and sound of one medium. Nothing is opened before the first call; pickles as its bytes.
+
+    A clip is from the frame shown at its begin to the frame shown at its end, both included, so it has at least one; a
+    clip that begins after the end is left out. Seconds count from the first frame in mp4 and mov, and from the
+    container's zero elsewhere. Every method raises ``DecodeError`` where the medium is broken or lacks the stream.
+    """
+
+    def __init__(
+        self,
+        stream: bytes | BinaryIO,
+        suppress_warnings: bool = False,
+        *,
+        arrays: Literal["torch", "numpy"] = "torch",
+        max_pixels: int = _MAX_PIXELS,
+    ) -> None:
+        """Keep the bytes.
+
+        Args:
+            stream: the medium, or an open binary file, which is read at once.
+            suppress_warnings: as Energon has it; there is nothing to warn of here.
+            arrays: clips are torch tensors or NumPy arrays.
+            max_pixels: a video of larger frames is refused.
+
+        Raises:
+            ConfigError: a stream of text.
+        """
+        data = stream if isinstance(stream, bytes) else stream.read()
+        if not isinstance(data, bytes):
+            raise ConfigError(f"a stream of {type(data).__name__} was given; open the file in binary mode")
+        self.data = data
+        self.suppress_warnings = suppress_warnings
+        self.arrays = arrays
+        self.max_pixels = max_pixels
+        self._times: FrameTimes | None = None
+
+    @property
+    def stream(self) -> BinaryIO:
+        """The bytes as a new binary stream."""
+        return io.BytesIO(self.data)
+
+    def get_video(self) -> AVData:
+        """All frames, without sound."""
+        return self.get_clips(video_clip_ranges=[(0, float("inf"))])
+
+    def get_audio(self) -> AVData:
+        """All sound, without frames."""
+        return self.get_clips(audio_clip_ranges=[(0, float("inf"))])
+
+    def get_video_with_audio(self) -> AVData:
+        """All frames and all sound."""
+        return self.get_clips([(0, float("inf"))], [(0, float("inf"))])
+
+    def get_frames(self, video_decode_audio: bool = False) -> AVData:
+        """All of it: the frames of a video, with its sound if asked for, or the sound of what is sound only."""
+        if not self.has_video_stream():
+            return self.get_audio()
+        # A silent video has all the sound that it has.
+        with_audio = video_decode_audio and self.has_audio_stream()
+        return self.get_video_with_audio() if with_audio else self.get_video()
+
+    def get_clips(
+        self,
+        video_clip_ranges: Sequence[Range] | None = None,
+        audio_clip_ranges: Sequence[Range] | None = None,
+        video_unit: Literal["frames", "seconds"] = "seconds",
+        audio_unit: Literal["samples", "seconds"] = "seconds",
+        video_out_frame_size: tuple[int, int] | None = None,
+    ) -> AVData:
+        """Clips of frames, of sound, or both; what is not asked for is an empty list."""
+        frames: tuple[Clips, Times] = ([], [])
+        sound: tuple[Clips, Times] = ([], [])
+        if video_clip_ranges is not None:
+            frames = self.get_video_clips(video_clip_ranges, video_unit, video_out_frame_size)
+        if audio_clip_ranges is not None:
+            sound = self.get_audio_clips(audio_clip_ranges, audio_unit)
+        return AVData(
+            video_clips=frames[0], video_timestamps=frames[1], audio_clips=sound[0], audio_timestamps=sound[1]
+        )
+
+    def get_video_clips(
+        self,
+        video_clip_ranges: Sequence[Range],
+        video_unit: Literal["frames", "seconds"] = "seconds",
+        video_out_frame_size: tuple[int, int] | None = None,
+    ) -> tuple[Clips, Times]:
+        """Clips of frames.
+
+        Args:
+            video_clip_ranges: begin and end of each clip, the end included; it may be infinite.
+            video_unit: what they count.
+            video_out_frame_size: (width, height) to scale frames to (bilinear), or None.
+
+        Returns:
+            Clips (frames, 3, H, W) uint8, and begin of the first and end of the last frame of each, in seconds.
+        """
+        _check_unit("video_unit", video_unit, ("frames", "seconds"))
+        scale: dict[str, Any] = {}
+        if video_out_frame_size is not None:
+            width, height = video_out_frame_size
+            scale = {"width": width, "height": height, "interpolation": "BILINEAR"}
+        clips: Clips = []
+        times: Times = []
+        with self._opened() as container:
+            stream = video_stream(container)
+            if stream is None:
+                raise DecodeError(None, "clips of video are asked for, and there is no video")
+            if self._times is None:
+                self._times = frame_times(container, stream)
+            reader = FrameReader(container, stream, self._times, self.max_pixels)
+            from_start = "mp4" in container.format.name.split(",")
+            for begin, end in video_clip_ranges:
+                numbers = frame_range(self._times, begin, end, video_unit, stream, from_start)
+                read = stacked_frames(reader.read(numbers), len(numbers), scale)
+                if read is not None:
+                    clips.append(self._array(read[0]))
+                    times.append(read[1])
+        return clips, times
+
+    def get_audio_clips(
+        self, audio_clip_ranges: Sequence[Range], audio_unit: Literal["samples", "seconds"] = "seconds"
+    ) -> tuple[Clips, Times]:
+        """Clips of sound, exact to the sample.
+
+        Args:
+            audio_clip_ranges: begin and end of each clip, the end not included; it may be infinite.
+            audio_unit: what they count.
+
+        Returns:
+            Clips (channels, samples), int16 or float32 as the codec has it, and begin and end of each in seconds.
+        """
+        _check_unit("audio_unit", audio_unit, ("samples", "seconds"))
+        clips: Clips = []
+        times: Times = []
+        with self._opened() as container:
+            stream = audio_stream(container)
+            if stream is None:
+                raise DecodeError(None, "clips of sound are asked for, and there is no sound")
+            unit = stream.sample_rate if audio_unit == "samples" else 1
+            for begin, end in audio_clip_ranges:
+                found = read_clip(container, stream, begin / unit, end / unit)
+                if found is not None:
+                    clips.append(self._array(found[0]))
+                    times.append(found[1])
+        return clips, times
+
+    def get_metadata(
+        self,
+        get_video: bool = True,
+        get_video_duration: bool = True,
+        get_video_frame_count: bool = True,
+        get_video_frame_size: bool = True,
+        get_audio: bool = True,
+        get_audio_duration: bool = True,
+        get_audio_num_samples: bool = False,
+    ) -> AVMetadata:
+        """Facts of the medium.
+
+        Args:
+            get_video: those of the video.
+            get_video_duration: the duration, even where the header lacks it and all packets are read for it.
+            get_video_frame_count: the number of frames: all packets are read.
+            get_video_frame_size: width and height: the first frame is decoded.
+            get_audio: those of the sound.
+            get_audio_duration: the duration, as of the video.
+            get_audio_num_samples: the number of samples: all sound is decoded.
+        """
+        with self._opened() as container:
+            metadata = AVMetadata()
+            if get_video:
+                add_video_facts(
+                    container,
+                    metadata,
+                    duration=get_video_duration,
+                    count=get_video_frame_count,
+                    size=get_video_frame_size,
+                )
+            if get_audio:
+                add_audio_facts(container, metadata, duration=get_audio_duration, count=get_audio_num_samples)
+            return metadata
+
+    def get_video_fps(self) -> float:
+        """Average frames a second."""
+        metadata = self.get_metadata(True, False, False, False, False)
+        if metadata.video_fps is None:
+            raise DecodeError(None, "the frames a second are asked for, and there is no video")
+        return metadata.video_fps
+
+    def get_audio_samples_per_second(self) -> int:
+        """Samples of sound a second."""
+        metadata = self.get_metadata(False, get_audio=True, get_audio_duration=False)
+        if metadata.audio_sample_rate is None:
+            raise DecodeError(None, "the samples a second are asked for, and there is no sound")
+        return metadata.audio_sample_rate
+
+    def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
+        """Seconds of video, and the number of frames if asked for; None where there is none."""
+        metadata = self.get_metadata(True, True, get_frame_count, False, False)
+        return metadata.video_duration, metadata.video_num_frames
+
+    def get_audio_duration(self) -> float | None:
+        """Seconds of sound; None where there is none."""
+        return self.get_metadata(False, get_audio=True).audio_duration
+
+    def has_video_stream(self) -> bool:
+        """Whether there are frames; the cover of a piece of music does not count."""
+        with self._opened() as container:
+            return video_stream(container) is not None
+
+    def has_audio_stream(self) -> bool:
+        """Whether there is sound."""
+        with self._opened() as container:
+            return audio_stream(container) is not None
+
+    def _array(self, array: Any) -> Any:
+        if self.arrays == "numpy":
+            return array
+        try:
+            import torch
+        except ImportError as error:
+            raise MissingExtraError(
+                "clips as tensors need torch: pip install 'headrace[torch]', or ask for arrays='numpy'"
+            ) from error
+        return torch.from_numpy(array)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        container = open_container(self.data, self.max_pixels)
+        try:
+            yield container
+        except (OSError, ValueError, MemoryError, AttributeError) as error:
+            # PyAV's errors are of these classes (the last: a stream without a codec); ours pass.
+            if isinstance(error, (DecodeError, ConfigError)) or is_out_of_memory(error):
+                raise
+            raise DecodeError(None, f"cannot be decoded: {type(error).__name__}: {error}") from error
+        finally:
+            container.close()
+
+    def __repr__(self) -> str:
+        return f"<AVDecoder of {len(self.data):,} bytes>"
+
+
+def _check_unit(name: str, unit: str, allowed: tuple[str, ...]) -> None:
+    if unit not in allowed:
+        raise ConfigError(f"{name} is {unit!r}; known are {' and '.join(allowed)}")

@@ -1,0 +1,184 @@
+"""Bytes of a part -> a value, by the name of the part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from headrace.errors import ConfigError
+from headrace.samples.media.decoding.av.forms import AV_EXTENSIONS, av_decoder
+from headrace.samples.media.decoding.basic import basic_decoder
+from headrace.samples.media.decoding.content import guess_extension
+from headrace.samples.media.decoding.failing import reraise
+from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, image_decoder, image_form
+from headrace.samples.media.decoding.inflating import gunzip
+from headrace.samples.media.decoding.jpeg import JpegCodec
+
+Decode = Callable[[bytes], Any]
+
+MAX_PIXELS = 89_478_485
+"""The size from which Pillow itself warns: a quarter of a gibibyte in 8-bit RGB."""
+MAX_BYTES = 1 << 30
+
+
+class SampleDecoder:
+    """Decodes parts by the last component of their name; what it does not know stays bytes.
+
+    A trailing ``.gz`` is taken off first. Images (``jpg``, ``png``, ... in any case) and media (``mp4``, ``wav``, ...)
+    take the form that the options say; ``txt text transcript`` are str, ``cls cls2 index inx id`` int, ``json jsn``,
+    ``mp msg`` and ``cbor`` what they hold, ``npy`` and ``npz`` and ``ten tb`` arrays. Code (``pkl
+    pickle pyd pth``) is refused. The functions are made once a name of a part. Safe in threads; pickles as its options.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_decode: str = "torchrgb",
+        av_decode: Literal["AVDecoder", "torch", "numpy", "pyav"] = "AVDecoder",
+        video_decode_audio: bool = False,
+        guess_content: bool = False,
+        trust_code: bool = False,
+        max_pixels: int = MAX_PIXELS,
+        max_bytes: int = MAX_BYTES,
+        image_size: tuple[int, int] | None = None,
+        jpeg: JpegCodec = "auto",
+    ) -> None:
+        """Nothing is imported before the first part that needs it.
+
+        Args:
+            image_decode: ``torchrgb``, ``pil``, ``rgb8``, ``chwrgb`` ...; see ``decoding.images``.
+            av_decode: ``AVDecoder``: decodes when asked. ``torch``, ``numpy``: ``AVData``, all of it decoded. ``pyav``:
+                PyAV's own container.
+            video_decode_audio: decode the sound of videos too, for ``torch`` and ``numpy``.
+            guess_content: tell images and media by their first bytes, and by their names only where those say nothing.
+            trust_code: read pickles, which may run any code.
+            max_pixels: images and frames of more are refused before they are decoded. Pillow has its own bound, the
+                same by default: it warns beyond ``PIL.Image.MAX_IMAGE_PIXELS`` and refuses twice as much.
+            max_bytes: what inflates to more (gz, npz) or declares more (npy) is refused before it is.
+            image_size: (height, width) that images are needed in at least. A JPEG is then decoded at 1/2, 1/4 or 1/8
+                where the result still is at least as large, which is several times as fast; other formats are not.
+            jpeg: what decodes JPEG; ``auto`` is simplejpeg where it is installed. The pixels are the same.
+
+        Raises:
+            ConfigError: an unknown option.
+        """
+        image_form(image_decode)
+        for name, value, allowed in (
+            ("av_decode", av_decode, ("AVDecoder", "torch", "numpy", "pyav")),
+            ("jpeg", jpeg, ("auto", "simplejpeg", "pillow")),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"{name} is {value!r}; known are {', '.join(allowed)}")
+        if image_size is not None and (len(image_size) != 2 or min(image_size) < 1):
+            raise ConfigError(f"image_size is {image_size!r}; it is (height, width) in pixels, both at least 1")
+        if min(max_pixels, max_bytes) < 1:
+            raise ConfigError(f"max_pixels is {max_pixels} and max_bytes {max_bytes}; both are at least 1")
+        self._options: dict[str, Any] = {
+            "image_decode": image_decode,
+            "av_decode": av_decode,
+            "video_decode_audio": video_decode_audio,
+            "guess_content": guess_content,
+            "trust_code": trust_code,
+            "max_pixels": max_pixels,
+            "max_bytes": max_bytes,
+            "image_size": image_size,
+            "jpeg": jpeg,
+        }
+        self._decoders: dict[str, Decode] = {}
+
+    def config(self) -> dict[str, Any]:
+        """Its options, as they were given."""
+        return dict(self._options)
+
+    def decode(self, part: str, data: bytes) -> Any:
+        """The value of one part.
+
+        Raises:
+            DecodeError: it cannot be decoded, is too large, or is not trusted; names the part, and the cause.
+            MissingExtraError: what decodes it is not installed.
+        """
+        try:
+            return self.decoder_of(part)(data)
+        except Exception as error:
+            reraise(part, error)
+
+    def __call__(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """All parts of a sample decoded; names that begin with two underscores, and values that are not bytes, stay."""
+        return {
+            part: self.decode(part, data) if isinstance(data, bytes) and part[:2] != "__" else data
+            for part, data in parts.items()
+        }
+
+    def decoder_of(self, part: str) -> Decode:
+        """A function of the bytes of parts of this name, which raises whatever its codec raises."""
+        decode = self._decoders.get(part)
+        if decode is None:
+            decode = self._decoders[part] = self._make(part)
+        return decode
+
+    def _make(self, part: str) -> Decode:
+        name = f".{part}"
+        max_bytes = self._options["max_bytes"]
+        if not name.endswith(".gz"):
+            return self._inflated(name)
+        inner = self._inflated(name.removesuffix(".gz"))
+        return lambda data: inner(gunzip(data, max_bytes))
+
+    def _inflated(self, name: str) -> Decode:
+        extension = name.rpartition(".")[2]
+        by_name = self._media(extension.lower())
+        basic = basic_decoder(extension, trust_code=self._options["trust_code"], max_bytes=self._options["max_bytes"])
+        if not self._options["guess_content"]:
+            return by_name or basic or bytes
+
+        def decode(data: bytes) -> Any:
+            guessed = guess_extension(data)
+            media = by_name if guessed is None else self._media(guessed)
+            return (media or basic or bytes)(data)
+
+        return decode
+
+    def _media(self, extension: str) -> Decode | None:
+        """What decodes images or media of an extension, made when it is first called: only then are codecs imported."""
+        options = self._options
+        if extension in IMAGE_EXTENSIONS:
+            return _Lazily(
+                lambda: image_decoder(
+                    options["image_decode"],
+                    size=options["image_size"],
+                    max_pixels=options["max_pixels"],
+                    codec=options["jpeg"],
+                )
+            )
+        if extension in AV_EXTENSIONS:
+            return av_decoder(
+                options["av_decode"], with_audio=options["video_decode_audio"], max_pixels=options["max_pixels"]
+            )
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_decoder, (self._options,)
+
+    def __repr__(self) -> str:
+        defaults = SampleDecoder.__init__.__kwdefaults__ or {}
+        given = (f"{name}={value!r}" for name, value in self._options.items() if defaults.get(name) != value)
+        return f"SampleDecoder({', '.join(given)})"
+
+
+class _Lazily:
+    """A function that is made when it is first called."""
+
+    __slots__ = ("_decode", "_make")
+
+    def __init__(self, make: Callable[[], Decode]) -> None:
+        self._make = make
+        self._decode: Decode | None = None
+
+    def __call__(self, data: bytes) -> Any:
+        if self._decode is None:
+            self._decode = self._make()
+        return self._decode(data)
+
+
+def _make_decoder(options: dict[str, Any]) -> SampleDecoder:
+    return SampleDecoder(**options)

@@ -1,0 +1,198 @@
+"""Images, in the form that an option string asks for.
+
+    8 bits             floats [0, 1]        what                                  shape
+    torchrgb8 ...      torchrgb, torch      torch tensor, uint8 or float32        (C, H, W); torchl: (H, W)
+    rgb8 ...           rgb                  NumPy                                 (H, W, C); l: (H, W)
+    chwrgb8 ...        chwrgb               NumPy                                 (C, H, W); chwl: (1, H, W)
+    pil, pilrgb ...                         PIL.Image.Image of mode RGB, L, RGBA
+
+The names are webdataset's, but the chw ones, which are ours. Orientation of EXIF is not applied, as there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from headrace.errors import ConfigError, DecodeError, MissingExtraError
+from headrace.samples.media.decoding.failing import check_pixels
+from headrace.samples.media.decoding.jpeg import JpegCodec, decode_jpeg, load_simplejpeg, scale_to_cover
+
+Pixels = np.ndarray[Any, Any]
+
+
+class ImageForm(NamedTuple):
+    """What an option string asks for."""
+
+    kind: Literal["torch", "numpy", "chw", "pil"]
+    mode: Literal["L", "RGB", "RGBA"]
+    is_float: bool
+
+
+def _forms() -> dict[str, ImageForm]:
+    forms: dict[str, ImageForm] = {}
+    modes: tuple[tuple[str, Literal["L", "RGB", "RGBA"]], ...] = (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))
+    for name, mode in modes:
+        for before, kind in (("torch", "torch"), ("", "numpy"), ("chw", "chw")):
+            forms[f"{before}{name}8"] = ImageForm(kind, mode, False)  # type: ignore[arg-type]
+            forms[f"{before}{name}"] = ImageForm(kind, mode, True)  # type: ignore[arg-type]
+        forms[f"pil{name}"] = ImageForm("pil", mode, False)
+    forms["torch"] = forms["torchrgb"]
+    forms["pil"] = forms["pilrgb"]
+    return forms
+
+
+IMAGE_FORMS = _forms()
+"""Option string -> what it asks for."""
+
+IMAGE_EXTENSIONS = frozenset(
+    [
+        "apng", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc", "fli", "ftc", "ftu",
+        "gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe", "jpeg", "jpf",
+        "jpg", "jpx", "msp", "pbm", "pcd", "pcx", "pgm", "png", "pnm", "ppm", "ps", "psd", "pxr", "ras", "rgb", "rgba",
+        "sgi", "tga", "tif", "tiff", "vda", "webp", "wmf", "xbm", "xpm"
+    ]
+)  # fmt: skip
+"""Parts that are images, by the last component of their name, in any case. Of webdataset's list those are left out that
+Pillow knows and cannot read (bufr, grib, h5, hdf); mpg and mpeg are videos."""
+
+# Ghostscript would run on the data for EPS; the others Pillow only recognises.
+_REFUSED_FORMATS = frozenset(("EPS", "BUFR", "GRIB", "HDF5", "WMF", "MPEG"))
+_COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
+_255 = np.float32(255)
+
+
+def image_form(option: str) -> ImageForm:
+    """What an option string asks for.
+
+    Raises:
+        ConfigError: no such option; names the known ones.
+    """
+    if option in IMAGE_FORMS:
+        return IMAGE_FORMS[option]
+    close = difflib.get_close_matches(str(option), IMAGE_FORMS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"image_decode is {option!r}; known are {', '.join(sorted(IMAGE_FORMS))}{hint}")
+
+
+def image_decoder(
+    option: str, *, size: tuple[int, int] | None, max_pixels: int, codec: JpegCodec
+) -> Callable[[bytes], Any]:
+    """A function of the bytes of an image.
+
+    Args:
+        option: see ``image_form``.
+        size: (height, width) that a JPEG must have at least; it may be decoded at 1/2, 1/4 or 1/8 where that suffices.
+        max_pixels: a larger image is refused before it is decoded.
+        codec: what decodes JPEG.
+
+    Raises:
+        ConfigError: no such option.
+        MissingExtraError: Pillow is not installed, or torch where tensors are asked for, or the codec.
+    """
+    form = image_form(option)
+    image_module = _load_pillow()
+    simplejpeg = load_simplejpeg(codec)
+    finish = _finisher(form, image_module)
+
+    def decode(data: bytes) -> Any:
+        if simplejpeg is not None and data[:2] == b"\xff\xd8":
+            pixels = decode_jpeg(simplejpeg, data, form.mode, size, max_pixels)
+            if pixels is not None:
+                return finish(pixels)
+        return finish(_through_pillow(image_module, data, form.mode, size, max_pixels, form.kind == "pil"))
+
+    return decode
+
+
+def to_form(pixels: Pixels, form: ImageForm) -> Pixels:
+    """Pixels (H, W) or (H, W, C) uint8, as an array in the layout and dtype of a form."""
+    if form.kind != "numpy":
+        pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None] if form.kind == "chw" else pixels
+    if not form.is_float:
+        return np.ascontiguousarray(pixels)
+    floats = pixels.astype(np.float32, order="C")
+    floats /= _255
+    return floats
+
+
+def _finisher(form: ImageForm, image_module: Any) -> Callable[[Any], Any]:
+    if form.kind == "pil":
+        return lambda image: image_module.fromarray(image) if isinstance(image, np.ndarray) else image
+    if form.kind != "torch":
+        return lambda pixels: to_form(pixels, form)
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            "images as torch tensors need torch: pip install 'headrace[torch]', or ask for NumPy arrays: "
+            f"image_decode='chw{form.mode.lower()}{'' if form.is_float else '8'}'"
+        ) from error
+    from_numpy = torch.from_numpy
+    return lambda pixels: from_numpy(to_form(pixels, form))
+
+
+def _through_pillow(
+    image_module: Any, data: bytes, mode: str, size: tuple[int, int] | None, max_pixels: int, as_image: bool
+) -> Any:
+    _check_header(data, max_pixels)
+    with image_module.open(io.BytesIO(data), formats=_formats(image_module)) as image:
+        check_pixels(image.width, image.height, max_pixels)
+        scale = scale_to_cover(image.width, image.height, size)
+        if scale > 1 and image.format in ("JPEG", "MPO"):
+            image.draft(None, (image.width // scale, image.height // scale))
+        image.load()
+        check_pixels(image.width, image.height, max_pixels)
+        if as_image:
+            return image.convert(mode)
+        return np.array(image if image.mode == mode else image.convert(mode))
+
+
+def _check_header(data: bytes, max_pixels: int) -> None:
+    """Sizes of PNG, GIF and WebP, without Pillow, which on opening warns of large ones and makes room for WebP."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        check_pixels(*_webp_size(data), max_pixels)
+    elif data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and len(data) >= 24:
+        check_pixels(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"), max_pixels)
+    elif data[:4] == b"GIF8" and len(data) >= 10:
+        check_pixels(int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little"), max_pixels)
+    elif not data:
+        raise DecodeError(None, "is empty, not an image")
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Width and height as the first chunk says; (0, 0) where it is none of the three kinds, which Pillow refuses."""
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if kind == b"VP8 ":
+        return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+    return 0, 0
+
+
+def _formats(image_module: Any) -> tuple[str, ...]:
+    """The formats that Pillow may take data for, the common ones first."""
+    global _known_formats
+    if not _known_formats:
+        image_module.init()
+        rest = [name for name in image_module.OPEN if name not in _REFUSED_FORMATS and name not in _COMMON_FORMATS]
+        _known_formats = (*(name for name in _COMMON_FORMATS if name in image_module.OPEN), *rest)
+    return _known_formats
+
+
+_known_formats: tuple[str, ...] = ()
+
+
+def _load_pillow() -> Any:
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise MissingExtraError("decoding images needs Pillow: pip install 'headrace[image]'") from error
+    return PIL.Image

@@ -1,0 +1,221 @@
+"""Raw parts -> a sample: which parts to read, how each is decoded, and which field each becomes.
+
+mapper = SampleMapper(CaptioningSample, {"image": "jpg", "caption": "txt"})
+mapper.parts                                                  # ("jpg", "txt"): what the store must read
+mapper.make({"jpg": b"...", "txt": b"a cat"}, "cats/0017")    # CaptioningSample
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
+from headrace.samples.media.decoding.decoder import SampleDecoder
+from headrace.samples.media.decoding.failing import reraise
+from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parse_field_map, parts_of
+from headrace.samples.media.sample import BASE_FIELDS, CrudeSample, SourceInfo
+
+Decode = Callable[[bytes], Any]
+Loader = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+class SampleMapper:
+    """Makes samples of one type from raw parts; the way of each field is worked out once.
+
+    Either ``field_map`` or ``sample_loader`` says how fields are made; a ``CrudeSample`` needs neither. About 2 us a
+    sample besides the decoders. Safe in threads.
+    """
+
+    def __init__(
+        self,
+        sample_type: type[Any] = CrudeSample,
+        field_map: Mapping[str, str] | None = None,
+        *,
+        decoder: SampleDecoder | None = None,
+        sample_loader: Loader | None = None,
+        part_filter: Collection[str] | Callable[[str], bool] | None = None,
+    ) -> None:
+        """Work out the way of each field.
+
+        Args:
+            sample_type: a sample type, or ``CrudeSample``.
+            field_map: field -> part, see ``field_map``. Parts that it does not name are neither read nor decoded.
+            decoder: how parts become values; None hands out their bytes.
+            sample_loader: decoded parts (and ``__key__`` and so on) -> fields of the sample, in place of a field map.
+            part_filter: names of parts to read, or a function that says it of each; only without a field map.
+
+        Raises:
+            ConfigError: the map names a field that the type lacks, or leaves out one that has no default; both or
+                neither of field map and sample loader; a filter beside a field map.
+        """
+        self.sample_type = sample_type
+        self.decoder = decoder
+        self.is_crude = isinstance(sample_type, type) and issubclass(sample_type, CrudeSample)
+        self._loader = sample_loader
+        self._wanted = part_filter
+        self._decoders: dict[str, Decode] = {}
+        self._check(field_map)
+        self.field_map: FieldMap = parse_field_map(field_map or {})
+        if field_map is not None:
+            self.parts: tuple[str, ...] | None = parts_of(self.field_map)
+            """The parts to read; None: all that ``wants`` says yes to."""
+        elif part_filter is None or callable(part_filter):
+            self.parts = None
+        else:
+            self.parts = tuple(part_filter)
+        self._compile()
+
+    def wants(self, part: str) -> bool:
+        """Whether a part is read."""
+        if self.parts is not None:
+            return part in self.parts
+        return bool(self._wanted(part)) if callable(self._wanted) else True
+
+    def make(
+        self,
+        raw_parts: Mapping[str, bytes],
+        key: str,
+        *,
+        restore_key: tuple[Any, ...] = (),
+        subflavors: dict[str, Any] | None = None,
+        sources: tuple[SourceInfo, ...] | None = None,
+        shard: str = "",
+    ) -> Any:
+        """One sample.
+
+        Args:
+            raw_parts: name of the part -> its bytes; parts that are not needed may be there.
+            key: the key of the sample, and so on: its base fields.
+            restore_key: see ``Sample``.
+            subflavors: see ``Sample``.
+            sources: see ``Sample``.
+            shard: ``__shard__`` of crude samples.
+
+        Raises:
+            DecodeError: a part that is needed cannot be decoded; names it.
+            FieldAccessError: a part, key or element is missing.
+            SampleError: the sample loader fails.
+        """
+        meta = (key, shard, restore_key, subflavors, sources)
+        if self._loader is not None or self.is_crude:
+            return self._from_all(raw_parts, meta)
+        values: dict[str, Any] = {}
+        for field, part, decode in self._plain:
+            data = raw_parts.get(part)
+            if data is None:
+                raise self._missing(field, part, raw_parts)
+            try:
+                values[field] = decode(data)
+            except Exception as error:
+                reraise(part, error)
+        if self._general:
+            self._add_general(values, raw_parts, meta)
+        if self._has_key:
+            key = values.pop("__key__")
+        return self.sample_type(
+            __key__=key, __restore_key__=restore_key, __subflavors__=subflavors, __sources__=sources, **values
+        )
+
+    def _add_general(self, values: dict[str, Any], raw_parts: Mapping[str, bytes], meta: tuple[Any, ...]) -> None:
+        decoded: dict[str, Any] = dict(zip(META_PARTS, meta, strict=True))
+
+        def part_value(part: str) -> Any:
+            if part not in decoded:
+                if part not in raw_parts:
+                    raise KeyError(part, raw_parts)
+                decoded[part] = self._decode(part, raw_parts[part])
+            return decoded[part]
+
+        for field, options in self._general:
+            values[field] = first_that_works(options, field, part_value)
+
+    def _from_all(self, raw_parts: Mapping[str, bytes], meta: tuple[Any, ...]) -> Any:
+        known = dict(zip(META_PARTS, meta, strict=True))
+        crude = CrudeSample(known)
+        for part, data in raw_parts.items():
+            if self.wants(part):
+                crude[part] = self._decode(part, data)
+        if self._loader is None:
+            return crude if self.sample_type is CrudeSample else self.sample_type(crude)
+        try:
+            fields = dict(self._loader(crude))
+        except HeadraceError:
+            raise
+        except (LookupError, ValueError, TypeError) as error:
+            parts = ", ".join(raw_parts) or "none"
+            reason = f"the sample loader fails: {type(error).__name__}: {error}; the sample has the parts {parts}"
+            raise SampleError(None, reason) from error
+        if self.is_crude:
+            return self.sample_type({**known, **fields})
+        base = {name: known[name] for name in BASE_FIELDS}
+        # As with Energon, a loader may name its samples, and nothing else of the base.
+        base["__key__"] = fields.pop("__key__", base["__key__"])
+        return self.sample_type(**{**fields, **base})
+
+    def _decode(self, part: str, data: bytes) -> Any:
+        try:
+            return self._decoder_of(part)(data)
+        except Exception as error:
+            reraise(part, error)
+
+    def _decoder_of(self, part: str) -> Decode:
+        decode = self._decoders.get(part)
+        if decode is None:
+            decode = self._decoders[part] = self.decoder.decoder_of(part) if self.decoder else bytes
+        return decode
+
+    def _compile(self) -> None:
+        used: dict[str, int] = {}
+        for options in self.field_map.values():
+            for option in options:
+                used[option.part] = used.get(option.part, 0) + 1
+        self._plain: list[tuple[str, str, Decode]] = []
+        self._general: list[tuple[str, Any]] = []
+        for field, options in self.field_map.items():
+            option = options[0]
+            # A part that two fields share is decoded once, on the general way.
+            if len(options) == 1 and not option.steps and used[option.part] == 1 and option.part not in META_PARTS:
+                self._plain.append((field, option.part, self._decoder_of(option.part)))
+            else:
+                self._general.append((field, options))
+        self._has_key = "__key__" in self.field_map
+
+    def _check(self, field_map: Mapping[str, str] | None) -> None:
+        name = getattr(self.sample_type, "__name__", repr(self.sample_type))
+        if field_map is not None and self._loader is not None:
+            raise ConfigError(f"{name}: both a field map and a sample loader are given; give one of them")
+        if field_map is not None and self._wanted is not None:
+            raise ConfigError(
+                f"{name}: a part filter beside a field map, which says already what is read; leave it out"
+            )
+        if self.is_crude:
+            if field_map is not None:
+                raise ConfigError(f"{name} has no fields for a field map; leave it out, or name a sample type")
+            return
+        if not dataclasses.is_dataclass(self.sample_type):
+            raise ConfigError(f"{name} is not a sample type (a dataclass that derives from Sample)")
+        if self._loader is not None:
+            return
+        if field_map is None:
+            raise ConfigError(
+                f"{name}: neither a field map nor a sample loader is given; give field_map={{field: part}}"
+            )
+        fields = {field.name: field for field in dataclasses.fields(self.sample_type) if field.init}
+        allowed = [known for known in fields if known not in BASE_FIELDS or known == "__key__"]
+        for given in field_map:
+            if given not in allowed:
+                close = difflib.get_close_matches(given, allowed, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                fields_of = ", ".join(known for known in allowed if known != "__key__")
+                raise ConfigError(f"field map: {name} has no field {given!r}; its fields are {fields_of}{hint}")
+        for known, field in fields.items():
+            has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+            if not has_default and known not in field_map and known not in BASE_FIELDS:
+                raise ConfigError(f"field map: {name} needs the field {known!r}, which the map lacks; name its part")
+
+    def _missing(self, field: str, part: str, raw_parts: Mapping[str, bytes]) -> FieldAccessError:
+        there = ", ".join(raw_parts) or "none"
+        return FieldAccessError(part, f"field {field!r}: the sample has no part {part!r}; it has {there}")

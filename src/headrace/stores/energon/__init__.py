@@ -1,0 +1,59 @@
+"""Datasets as Megatron-Energon keeps them: shards below a folder with a ``.nv-meta``, read and written.
+
+    info          .info.json, .info.yaml      which shards, how many samples in each
+    splits        split.yaml, split.json      which shards are train, val, test; what is left out
+    dataset_yaml  dataset.yaml                what the samples are; nothing that it names is imported
+    sqlite_index  index.sqlite                where a key, a part lies; facts of media
+    store         EnergonStore: the samples of one part, from tars or from stores of tokens
+    jsonl         JsonlSamplesStore: a record a line, with its .jsonl.idx
+    filesystem    FilesystemStore: plain files, as an auxiliary dataset
+    joined        JoinedStore: several datasets side by side, by join_index_<hash>.bin
+
+Its YAML is a dialect (``config_file``), and so are the braces of its lists (``braces``).
+"""
+
+from __future__ import annotations
+
+from headrace.stores.energon.dataset_yaml import DatasetConfig, Reference, read_dataset
+from headrace.stores.energon.filesystem import FilesystemStore
+from headrace.stores.energon.info import Info, read_info, write_info
+from headrace.stores.energon.join_index import JoinColumn, Nonmatch, cache_folder
+from headrace.stores.energon.join_writer import Join, write_join
+from headrace.stores.energon.joined import JoinedStore
+from headrace.stores.energon.jsonl import JsonlSamplesStore
+from headrace.stores.energon.jsonl_index import write_lines
+from headrace.stores.energon.layout import folder_kind
+from headrace.stores.energon.splits import SplitPart, Splits, read_splits, write_splits
+from headrace.stores.energon.sqlite_index import MediaRow, PartRow, SampleRow, SqliteIndex
+from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
+from headrace.stores.energon.store import EnergonStore
+
+__all__ = [
+    "DatasetConfig",
+    "EnergonStore",
+    "FilesystemStore",
+    "Info",
+    "Join",
+    "JoinColumn",
+    "JoinedStore",
+    "JsonlSamplesStore",
+    "MediaRow",
+    "Nonmatch",
+    "PartRow",
+    "Reference",
+    "SampleRow",
+    "SplitPart",
+    "Splits",
+    "SqliteIndex",
+    "SqliteWriter",
+    "cache_folder",
+    "folder_kind",
+    "read_dataset",
+    "read_info",
+    "read_splits",
+    "update_media",
+    "write_info",
+    "write_join",
+    "write_lines",
+    "write_splits",
+]

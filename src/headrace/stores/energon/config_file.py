@@ -1,0 +1,149 @@
+"""Reads the small YAML and JSON files of a dataset, YAML in the dialect that Energon reads.
+
+Energon's YAML knows maps, lists and scalars. A plain scalar is null (``null``, ``~``) or a truth value (``true``,
+``yes``, ``false``, ``no``), each in any case; where it holds a ``.`` or an ``e``, a number as Python's ``float`` takes
+it, else an integer as ``int`` takes it; and what is none of these a string. A quoted one and a block are strings, and
+so is every key. Anchors and tags are passed over, an alias is the string ``"*name"``.
+
+Two things are read here that Energon fails on: a value that is left out (``key:``) is null, and a file that begins
+with ``---`` is its one document.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from headrace.errors import StoreError
+
+MAX_DEPTH: Final = 100
+_NULLS: Final = frozenset(("null", "~"))
+_TRUTHS: Final = {"true": True, "yes": True, "false": False, "no": False}
+_LOADER: Final[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+
+
+def read_config(path: Path) -> Any:
+    """The content of a ``.yaml`` or ``.json``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        StoreError: it cannot be read, is malformed, or has another suffix.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if path.suffix == ".json":
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise StoreError(f"{path}: no JSON: {error}") from error
+    if path.suffix != ".yaml":
+        raise StoreError(f"{path}: the name of a configuration ends in .yaml or .json; Energon reads no other")
+    return read_yaml(data, str(path))
+
+
+def read_yaml(data: bytes, where: str) -> Any:
+    """The content of a document in Energon's dialect.
+
+    Raises:
+        StoreError: malformed, several documents, or nested too deep; names ``where`` and the line.
+    """
+    try:
+        events = iter(yaml.parse(data.decode(), Loader=_LOADER))
+        found = _document(events, where)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise StoreError(f"{where}: no YAML: {' '.join(str(error).split())}") from error
+    return found
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` where a known name is close, else the known names."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(map(repr, names[:20])) or 'none'}"
+
+
+def as_map(value: Any, where: str) -> dict[str, Any]:
+    """The value, which must be a map.
+
+    Raises:
+        StoreError: it is something else.
+    """
+    if not isinstance(value, dict):
+        raise StoreError(f"{where}: expected a map, found {described(value)}")
+    return value
+
+
+def as_strings(value: Any, where: str) -> list[str]:
+    """The value, which must be a list of strings.
+
+    Raises:
+        StoreError: it is something else.
+    """
+    if not isinstance(value, list):
+        raise StoreError(f"{where}: expected a list of strings, found {described(value)}")
+    for number, item in enumerate(value):
+        if not isinstance(item, str):
+            raise StoreError(f"{where}: item {number} must be a string, found {described(item)}; quote it")
+    return value
+
+
+def described(value: Any) -> str:
+    """What a value is, for a message."""
+    kinds = {dict: "a map", list: "a list", type(None): "nothing"}
+    return kinds.get(type(value)) or f"the {type(value).__name__} {value!r}"
+
+
+def _document(events: Iterator[Any], where: str) -> Any:
+    found: Any = None
+    documents = 0
+    for event in events:
+        if isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+            if documents > 1:
+                raise StoreError(f"{where}: holds several documents; a configuration is one")
+        elif isinstance(event, yaml.NodeEvent):
+            found = _value(event, events, where, 0)
+    return found
+
+
+def _value(event: Any, events: Iterator[Any], where: str, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise StoreError(f"{where}: nested deeper than {MAX_DEPTH} levels")
+    if isinstance(event, yaml.AliasEvent):
+        return f"*{event.anchor}"
+    if isinstance(event, yaml.ScalarEvent):
+        return event.value if event.style else _plain(event.value)
+    if isinstance(event, yaml.SequenceStartEvent):
+        items = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_value(event, events, where, depth + 1))
+        return items
+    found = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        if not isinstance(event, yaml.ScalarEvent):
+            line = event.start_mark.line + 1
+            raise StoreError(f"{where}: line {line}: a key must be a plain word or a quoted string")
+        key = event.value
+        found[key] = _value(next(events), events, where, depth + 1)
+    return found
+
+
+def _plain(text: str) -> Any:
+    lower = text.lower()
+    if not text or lower in _NULLS:
+        return None
+    if lower in _TRUTHS:
+        return _TRUTHS[lower]
+    try:
+        return float(text) if "." in text or "e" in lower else int(text)
+    except ValueError:
+        return text

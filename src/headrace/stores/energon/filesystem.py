@@ -1,0 +1,206 @@
+"""A folder of plain files as samples, grouped by their names as the members of a tar are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from headrace.errors import StoreError
+from headrace.io import Reader, natural_key, reader, safe_relative
+from headrace.stores.arguments import positions, sample_numbers
+from headrace.stores.energon.layout import INDEX_NAME, META_FOLDER
+from headrace.stores.energon.sqlite_index import SqliteIndex
+from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
+from headrace.stores.store import Problem
+from headrace.stores.tar.names import sample_part
+from headrace.stores.types import IntArray
+
+SHARD: Final = "."
+"""The name of the one shard: the folder itself."""
+
+
+class _Listing(msgspec.Struct, frozen=True):
+    """The samples of a folder: keys in order, and for each its parts and their files."""
+
+    keys: list[str]
+    parts: list[dict[str, str]]
+    numbers: dict[str, int]
+
+
+class FilesystemStore(SampleStore):
+    """A folder; ``cats/0017.jpg`` and ``cats/0017.txt`` are the parts ``jpg`` and ``txt`` of sample ``cats/0017``.
+
+    Samples are in natural order of the names. `part` opens one file by its name and lists nothing; samples need a list
+    of the folder, which is made when it is first asked for. Hidden files and folders are left out, and whatever leads
+    out of the folder.
+
+    Args:
+        path: the folder.
+        using: how to read, ``"pread"`` or ``"mmap"``; or a reader.
+
+    Raises:
+        StoreError: it is no folder.
+    """
+
+    format = "files"
+
+    def __init__(self, path: str | os.PathLike[str], *, using: str | Reader = "pread") -> None:
+        self.path = os.fspath(path)
+        self._reader = reader(using)
+        self.root = Path(path)
+        if not self.root.is_dir():
+            raise StoreError(f"{self.path}: no folder; a store of files is a folder of them")
+        self._real = os.path.realpath(self.root)
+        self._listed: _Listing | None = None
+        place = self.root / META_FOLDER / INDEX_NAME
+        self.index = SqliteIndex(place) if place.is_file() else None
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """One, the folder itself."""
+        return (SHARD,)
+
+    @property
+    def shard_bounds(self) -> IntArray:
+        """(2,) int64: 0 and the number of samples. The first time a pass over the names."""
+        return np.array([0, len(self._listing.keys)])
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file of every sample."""
+        index = () if self.index is None else (self.index.path,)
+        return (*index, *(self.root / name for parts in self._listing.parts for name in parts.values()))
+
+    @property
+    def fingerprint(self) -> str:
+        """xxh3_128 of the names and sizes of the files. O(files), as a folder has no list of them."""
+        hasher = xxhash.xxh3_128(self.format.encode())
+        for parts in self._listing.parts:
+            for name in parts.values():
+                hasher.update(repr((name, self._stat(name).st_size)).encode("utf-8", "surrogateescape"))
+        return hasher.hexdigest()
+
+    def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
+        """See `SampleStore.read`."""
+        found = []
+        for index in positions(indices, len(self), f"{self.path}: sample numbers").tolist():
+            names = self._listing.parts[index]
+            content = {part: self._bytes(name) for part, name in names.items() if parts is None or part in parts}
+            found.append(RawSample(self._listing.keys[index], SHARD, index, content))
+        return found
+
+    def key(self, index: int) -> str:
+        """The key of a sample."""
+        return self._listing.keys[int(sample_numbers([index], len(self), self.path)[0])]
+
+    def find(self, key: str) -> int:
+        """By the list of names."""
+        number = self._listing.numbers.get(key)
+        if number is None:
+            raise KeyError(f"{self.path}: no sample {key!r}")
+        return number
+
+    def places(self, index: int) -> dict[str, PartPlace]:
+        """The whole file of each part."""
+        names = self._listing.parts[int(sample_numbers([index], len(self), self.path)[0])]
+        return {part: PartPlace(str(self.root / name), 0, self._stat(name).st_size) for part, name in names.items()}
+
+    def part(self, name: str) -> bytes:
+        """The bytes of a file by its name in the folder.
+
+        Raises:
+            KeyError: there is no such file.
+            StoreError: the name or a link leads out of the folder; the file cannot be read.
+        """
+        safe_relative(name)
+        if not (self.root / name).is_file():
+            raise KeyError(f"{self.path}: no file {name!r}")
+        return self._bytes(name)
+
+    def media_metadata(self, name: str) -> dict[str, Any] | None:
+        """Facts of a media file by its name, None where it has none; see `SqliteIndex.media_metadata`.
+
+        Raises:
+            StoreError: none were gathered.
+        """
+        if self.index is None:
+            raise StoreError(f"{self.root / META_FOLDER / INDEX_NAME}: missing; energon prepare-media gathers metadata")
+        return self.index.media_metadata(name)
+
+    def check(self) -> Iterator[Problem]:
+        """Read every file, and look for media whose metadata is there and which are not."""
+        for parts in self._listing.parts:
+            for name in parts.values():
+                try:
+                    self._bytes(name)
+                except StoreError as error:
+                    message = str(error)
+                    yield Problem(path=str(self.root / name), place="", message=message.partition(": ")[2] or message)
+        if self.index is not None and self.index.has_media:
+            for row in self.index.media():
+                if not (self.root / row.entry).is_file():
+                    message = "media_metadata tells of a file that is not there"
+                    yield Problem(path=str(self.index.path), place=row.entry, message=message)
+
+    def close(self) -> None:
+        """Let go of the files and the index."""
+        self._reader.close()
+        if self.index is not None:
+            self.index.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (type(self), self.path, self._reader, None if self._listed is None else self.fingerprint)
+
+    @property
+    def _listing(self) -> _Listing:
+        if self._listed is None:
+            self._listed = _list(self.root, self._real)
+        return self._listed
+
+    def _bytes(self, name: str) -> bytes:
+        place = str(self.root / name)
+        _check_inside(place, self._real, name)
+        return self._reader.read_ranges(place, np.array([0]), np.array([self._reader.size(place)])).tobytes()
+
+    def _stat(self, name: str) -> os.stat_result:
+        try:
+            return (self.root / name).stat()
+        except OSError as error:
+            raise StoreError(f"{self.root / name}: cannot be read: {error.strerror or error}") from error
+
+
+def _check_inside(place: str, real: str, name: str) -> None:
+    found = os.path.realpath(place)
+    if not found.startswith(real.rstrip("/") + "/"):
+        raise StoreError(f"{place}: {name!r} leads out of its folder, to {found}; copy the file into the folder")
+
+
+def _list(root: Path, real: str) -> _Listing:
+    names = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [sub for sub in folders if not sub.startswith(".")]
+        inside = os.path.relpath(folder, root)
+        prefix = "" if inside == "." else f"{inside}/"
+        names += [prefix + file for file in files if not file.startswith(".")]
+    names.sort(key=natural_key)
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        split = sample_part(name)
+        place = root / name
+        if split is None or (place.is_symlink() and not os.path.realpath(place).startswith(real.rstrip("/") + "/")):
+            continue
+        found.setdefault(split[0], {})[split[1]] = name
+    return _Listing(list(found), list(found.values()), {key: number for number, key in enumerate(found)})
+
+
+def _reopen(kind: type[FilesystemStore], path: str, using: Reader, fingerprint: str | None) -> FilesystemStore:
+    store = kind(path, using=using)
+    if fingerprint is not None and store.fingerprint != fingerprint:
+        raise StoreError(f"{path}: has changed since the store was handed to this process; open it again")
+    return store

@@ -1,0 +1,177 @@
+"""Which shards belong to which part of a dataset, and what is left out: ``.nv-meta/split.yaml``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from headrace.errors import ConfigError, StoreError
+from headrace.io import atomic_write
+from headrace.stores.energon.braces import collapse, expand
+from headrace.stores.energon.config_file import as_map, as_strings, near, read_config
+from headrace.stores.energon.info import Info, check_keys
+from headrace.stores.energon.layout import JSON_SPLIT_NAME, META_FOLDER, SPLIT_NAME
+
+DEFAULT_PART = "train"
+
+
+class Splits(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a dataset, braces expanded.
+
+    Attributes:
+        parts: name of the part -> its shards in order; one that is listed twice is there twice.
+        exclude: ``"<shard>"`` leaves a shard out of every part, ``"<shard>/<key>"`` one sample.
+        path: the file it was read from.
+    """
+
+    parts: dict[str, tuple[str, ...]]
+    exclude: frozenset[str]
+    path: Path
+
+
+class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a dataset.
+
+    Attributes:
+        listed: its shards in order, those that are excluded too: what the rows of a join index count.
+        shards: its shards in order.
+        keys: shard -> keys of its samples that are left out.
+        exclude: all that the split file excludes, of other parts too.
+    """
+
+    listed: tuple[str, ...]
+    shards: tuple[str, ...]
+    keys: dict[str, frozenset[str]]
+    exclude: frozenset[str] = frozenset()
+
+
+def read_splits(root: Path, split_config: str | None = None, *, strict: bool = True) -> Splits:
+    """The split file of a dataset: ``split.yaml``, or else ``split.json``; or one of another name.
+
+    Raises:
+        StoreError: it is missing or malformed.
+        ConfigError: the name leaves ``.nv-meta``.
+    """
+    found = find_splits(root, split_config, strict=strict)
+    if found is None:
+        name = split_config or SPLIT_NAME
+        instead = "" if split_config else f", and no {JSON_SPLIT_NAME} either"
+        raise StoreError(
+            f"{root / META_FOLDER / name}: missing{instead}; it lists the shards of train, val and test, and is written"
+            " by headrace prepare or energon prepare"
+        )
+    return found
+
+
+def find_splits(root: Path, split_config: str | None = None, *, strict: bool = True) -> Splits | None:
+    """As `read_splits`, None where the file is missing."""
+    names = (split_config,) if split_config else (SPLIT_NAME, JSON_SPLIT_NAME)
+    for name in names:
+        path = config_path(root, name)
+        try:
+            found = read_config(path)
+        except FileNotFoundError:
+            continue
+        return _checked(as_map(found, str(path)), path, strict)
+    return None
+
+
+def config_path(root: Path, name: str) -> Path:
+    """Where a configuration of a dataset lies, by the name that the user gave.
+
+    Raises:
+        ConfigError: the name leaves ``.nv-meta``.
+    """
+    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ConfigError(f"{name!r}: a configuration is named relative to {root / META_FOLDER}, without ..")
+    return root / META_FOLDER / name
+
+
+def split_part(splits: Splits, name: str, info: Info) -> SplitPart:
+    """One part of a dataset.
+
+    Raises:
+        ConfigError: there is no part of this name.
+        StoreError: a shard is not in the info file, or no shards are left.
+    """
+    if name not in splits.parts:
+        raise ConfigError(f"{splits.path}: no part {name!r}{near(name, splits.parts)}")
+    listed = splits.parts[name]
+    shards = tuple(shard for shard in listed if shard not in splits.exclude)
+    for shard in shards:
+        if shard not in info.shard_counts:
+            close = near(shard, info.shard_counts)
+            raise StoreError(
+                f"{splits.path}: part {name!r}: shard {shard!r} is not in {info.path}{close}; prepare the dataset again"
+            )
+    if not shards:
+        what = "all of its shards are excluded" if listed else "it lists none"
+        raise StoreError(f"{splits.path}: part {name!r} has no shards: {what}")
+    keys = _excluded_keys(splits.exclude, set(shards))
+    return SplitPart(listed=listed, shards=shards, keys=keys, exclude=splits.exclude)
+
+
+def whole(info: Info) -> SplitPart:
+    """All shards of a dataset in the order of its info file."""
+    shards = tuple(info.shard_counts)
+    return SplitPart(listed=shards, shards=shards, keys={})
+
+
+def write_splits(
+    root: Path, parts: Mapping[str, Sequence[str]], *, exclude: Sequence[str] = (), split_config: str | None = None
+) -> None:
+    """Write a split file, byte for byte as Energon does: runs of names as ranges.
+
+    Raises:
+        OutputError: the system refuses.
+        ConfigError: the name ends in neither ``.yaml`` nor ``.json``.
+    """
+    path = config_path(root, split_config or SPLIT_NAME)
+    content = {
+        "split_parts": {name: collapse([_escaped(shard) for shard in shards]) for name, shards in parts.items()},
+        "exclude": [_escaped(name) for name in exclude],
+    }
+    if path.suffix == ".json":
+        data = json.dumps(content, indent=2)
+    elif path.suffix == ".yaml":
+        data = yaml.dump(content, sort_keys=False)
+    else:
+        raise ConfigError(f"{path}: a split file is named .yaml or .json")
+    atomic_write(path, data.encode())
+
+
+def _escaped(name: str) -> str:
+    """The pattern that stands for one name. Energon writes names with braces as they are, and reads others back."""
+    return "".join(f"\\{character}" if character in "\\{}" else character for character in name)
+
+
+def _checked(found: dict[str, object], path: Path, strict: bool) -> Splits:
+    where = str(path)
+    check_keys(found, ("split_parts", "exclude"), where, strict)
+    if "split_parts" not in found:
+        raise StoreError(f"{where}: has no split_parts, which lists the shards of each part")
+    parts = {}
+    for name, patterns in as_map(found["split_parts"], f"{where}: split_parts").items():
+        inside = f"{where}: split_parts: {name}"
+        parts[name] = tuple(shard for pattern in as_strings(patterns, inside) for shard in expand(pattern, inside))
+    inside = f"{where}: exclude"
+    exclude = frozenset(
+        entry for pattern in as_strings(found.get("exclude", []), inside) for entry in expand(pattern, inside)
+    )
+    return Splits(parts=parts, exclude=exclude, path=path)
+
+
+def _excluded_keys(exclude: frozenset[str], shards: set[str]) -> dict[str, frozenset[str]]:
+    """Energon compares ``shard/key`` as a whole; both may hold slashes, so every cut that names a shard counts."""
+    found: dict[str, set[str]] = {}
+    for entry in exclude:
+        at = entry.find("/")
+        while at >= 0:
+            if entry[:at] in shards:
+                found.setdefault(entry[:at], set()).add(entry[at + 1 :])
+            at = entry.find("/", at + 1)
+    return {shard: frozenset(keys) for shard, keys in found.items()}

@@ -1,0 +1,226 @@
+"""Reads ``.nv-meta/index.sqlite``: where each sample of a dataset lies by its key, and each part by its name.
+
+Every schema since Energon 5.3 is read: ``samples`` with or without ``id``, ``sample_parts`` since 7.0, the tables of
+media since 7.3. Training needs none of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from headrace.errors import StoreError
+
+BATCH_ROWS: Final = 10_000
+
+
+class SampleRow(NamedTuple):
+    """A row of ``samples``: which sample of which shard of the info file, and its bytes in the tar."""
+
+    shard: int
+    key: str
+    sample: int
+    offset: int
+    size: int
+
+
+class PartRow(NamedTuple):
+    """A row of ``sample_parts``: the bytes of one part, without the header of the tar."""
+
+    shard: int
+    sample: int
+    part: str
+    offset: int
+    size: int
+
+
+class MediaRow(NamedTuple):
+    """A row of ``media_metadata``: ``kind`` is ``"av"`` or ``"image"``, ``facts`` its JSON."""
+
+    entry: str
+    kind: str
+    facts: str
+
+
+class SqliteIndex:
+    """The index of a dataset, read-only, as it was when it was first asked. Safe in threads and across a fork.
+
+    Args:
+        path: the ``index.sqlite``.
+
+    Raises:
+        StoreError: at the first question: missing, no database, or without the tables that the question needs.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._local = _Connections()
+        self._tables: dict[str, tuple[str, ...]] | None = None
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether it knows samples; the index of a folder of files knows media only."""
+        return "samples" in self.tables
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it knows the parts of the samples, as since 7.0."""
+        return self.has_samples and "sample_parts" in self.tables
+
+    @property
+    def has_media(self) -> bool:
+        """Whether metadata of media was gathered, as is possible since 7.3."""
+        return "media_metadata" in self.tables
+
+    @property
+    def tables(self) -> dict[str, tuple[str, ...]]:
+        """Names of the tables -> their columns."""
+        if self._tables is None:
+            names = [row[0] for row in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            found = {}
+            for name in names:
+                found[name] = tuple(row[0] for row in self._rows("SELECT name FROM pragma_table_info(?)", name))
+            self._tables = found
+        return self._tables
+
+    def sample(self, key: str) -> SampleRow | None:
+        """Where the sample of a key lies; of several the first."""
+        return next(iter(self.samples_of(key)), None)
+
+    def samples_of(self, key: str) -> list[SampleRow]:
+        """The samples of a key: one, or several in indices of before 7.3; empty where there are none."""
+        self._need("samples")
+        rows = self._rows(f"{_SAMPLES} WHERE sample_key = ? ORDER BY tar_file_id, sample_index", key)
+        found = [SampleRow._make(row) for row in rows]
+        for row in found:
+            if type(row.shard) is not int or type(row.sample) is not int:
+                raise StoreError(f"{self.path}: samples: key {key!r} has no numbers: {row}; prepare the dataset again")
+        return found
+
+    def samples(self, shard: int | None = None) -> Iterator[SampleRow]:
+        """All samples, or those of one shard, in the order of shards and samples."""
+        self._need("samples")
+        where = "" if shard is None else " WHERE tar_file_id = ?"
+        order = " ORDER BY tar_file_id, sample_index"
+        return map(SampleRow._make, self._rows(_SAMPLES + where + order, *([] if shard is None else [shard])))
+
+    def part(self, key: str, part: str) -> PartRow | None:
+        """Where the bytes of a part lie; of several of one name the last one, as in reading a sample."""
+        self._need("sample_parts")
+        rows = self._rows(
+            "SELECT p.tar_file_id, p.sample_index, p.part_name, p.content_byte_offset, p.content_byte_size"
+            " FROM samples s JOIN sample_parts p ON p.tar_file_id = s.tar_file_id AND p.sample_index = s.sample_index"
+            " WHERE s.sample_key = ? AND p.part_name = ? ORDER BY p.tar_file_id, p.content_byte_offset DESC LIMIT 1",
+            key,
+            part,
+        )
+        return next(map(PartRow._make, rows), None)
+
+    def parts(self, shard: int) -> Iterator[PartRow]:
+        """The parts of the samples of a shard, in the order of the tar."""
+        self._need("sample_parts")
+        return map(
+            PartRow._make,
+            self._rows(
+                "SELECT tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts"
+                " WHERE tar_file_id = ? ORDER BY sample_index, content_byte_offset",
+                shard,
+            ),
+        )
+
+    def media_metadata(self, entry: str) -> dict[str, Any] | None:
+        """Facts of one media file, ``{"type": "image", "width": 640, ...}``; None where it has none.
+
+        Args:
+            entry: name of the member of the tar, or of the file relative to its folder.
+
+        Raises:
+            StoreError: none were gathered for this dataset.
+        """
+        self._need("media_metadata")
+        sql = "SELECT entry_key, metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
+        row = next(map(MediaRow._make, self._rows(sql, entry)), None)
+        return None if row is None else {"type": row.kind, **self._facts(row)}
+
+    def media(self) -> Iterator[MediaRow]:
+        """All rows of media metadata, in the order of the table."""
+        self._need("media_metadata")
+        rows = self._rows("SELECT entry_key, metadata_type, metadata_json FROM media_metadata ORDER BY rowid")
+        return map(MediaRow._make, rows)
+
+    def media_filters(self) -> list[tuple[str, str]]:
+        """By what the media were found: strategy (``EXTENSION``, ``HEADER``, ``GLOB``) and its patterns."""
+        if "media_filters" not in self.tables:
+            return []
+        return list(self._rows("SELECT strategy, patterns FROM media_filters ORDER BY filter_id"))
+
+    def close(self) -> None:
+        """Let go of the file; a later question opens it again."""
+        self._local.close()
+
+    def __reduce__(self) -> tuple[type[SqliteIndex], tuple[Path]]:
+        return type(self), (self.path,)
+
+    def _facts(self, row: MediaRow) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(row.facts or "{}", type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"{self.path}: media_metadata of {row.entry!r}: {error}") from error
+
+    def _need(self, table: str) -> None:
+        if table not in self.tables:
+            gathered = "headrace prepare or energon prepare" if table != "media_metadata" else "energon prepare-media"
+            raise StoreError(
+                f"{self.path}: has no table {table}; its tables are {', '.join(self.tables) or 'none'}; make it with"
+                f" {gathered}"
+            )
+
+    def _rows(self, sql: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        try:
+            cursor = self._local.get(self.path).execute(sql, values)
+            try:
+                while rows := cursor.fetchmany(BATCH_ROWS):
+                    yield from rows
+            finally:
+                cursor.close()
+        except UnicodeEncodeError:
+            return  # a name that is not UTF-8, which no index holds
+        except sqlite3.Error as error:
+            hint = "" if self.path.is_file() else "; it is missing, prepare the dataset again"
+            raise StoreError(f"{self.path}: cannot be read: {error}{hint}") from error
+
+
+class _Connections(threading.local):
+    """One connection a thread and process: SQLite's do not survive a fork."""
+
+    def __init__(self) -> None:
+        self._connection: sqlite3.Connection | None = None
+        self._process = 0
+
+    def get(self, path: Path) -> sqlite3.Connection:
+        if self._connection is None or self._process != os.getpid():
+            self._connection = open_read_only(path)
+            self._process = os.getpid()
+        return self._connection
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and self._process == os.getpid():
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that neither locks nor writes, nor looks whether the file changes."""
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+
+
+_SAMPLES: Final = "SELECT tar_file_id, sample_key, sample_index, byte_offset, byte_size FROM samples"

@@ -1,0 +1,299 @@
+"""A dataset that Energon prepared: shards of samples below a folder with a ``.nv-meta``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from headrace.errors import HeadraceError, StoreError
+from headrace.io import Reader, reader
+from headrace.stores.arguments import positions, sample_numbers
+from headrace.stores.energon.checking import check_index, check_keys
+from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
+from headrace.stores.energon.info import Info
+from headrace.stores.energon.layout import INDEX_NAME, META_FOLDER
+from headrace.stores.energon.lookup import KeyLookup
+from headrace.stores.energon.numbering import Numbering
+from headrace.stores.energon.opening import Opened, open_dataset
+from headrace.stores.energon.shards import DatasetShards
+from headrace.stores.energon.splits import SplitPart
+from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
+from headrace.stores.store import Problem
+from headrace.stores.tar.names import sample_part
+from headrace.stores.types import IntArray
+
+_log = logging.getLogger("headrace")
+
+
+class EnergonStore(SampleStore):
+    """A folder with ``.nv-meta``: one part of its shards, or all of them. O(1) a shard; shards are opened when read.
+
+    Args:
+        path: the folder.
+        split_part: a part of the split file (``"train"``), less what it excludes; None takes all shards of the info
+            file in its order, and no split file is read.
+        split_config: name of another split file in ``.nv-meta``.
+        dataset_config: name of another ``dataset.yaml`` there.
+        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
+        strict: refuse what Energon refuses. False warns instead of unknown keys and of counts that differ from the
+            index of a shard, which then hold; takes all shards as ``"train"`` where no split file is; and makes the
+            index of a tar that has none.
+        hidden: take ``dir/.hid`` as a sample, as Energon does.
+
+    Raises:
+        StoreError: a file is missing or malformed; names it and what to do.
+        ConfigError: there is no such part.
+    """
+
+    format = "energon"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split_part: str | None = None,
+        split_config: str | None = None,
+        dataset_config: str | None = None,
+        using: str | Reader = "mmap",
+        strict: bool = True,
+        hidden: bool = True,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.root = Path(path)
+        self._options = {
+            "split_part": split_part,
+            "split_config": split_config,
+            "dataset_config": dataset_config,
+            "strict": strict,
+            "hidden": hidden,
+        }
+        self._reader = reader(using)
+        self._opened: Opened = open_dataset(self.root, split_part, split_config, strict)
+        self._dataset = read_dataset(self.root, dataset_config)
+        names = self._opened.part.shards
+        self._distinct = tuple(dict.fromkeys(names))
+        self._distinct_places = {name: at for at, name in enumerate(self._distinct)}
+        self._which: IntArray = np.array([self._distinct_places[name] for name in names], np.int64)
+        counts = np.array([self._opened.info.shard_counts[name] for name in self._distinct], np.int64)
+        self._shards = DatasetShards(
+            self.root, self._distinct, counts, using=self._reader, hidden=hidden, make_missing=not strict
+        )
+        self._lookup = KeyLookup(self.root, tuple(self._opened.info.shard_counts), self._distinct, self._shards, counts)
+        self.index = self._lookup.index
+        self._numbering = Numbering(counts[self._which], self._left_out(counts))
+        self._fingerprint: str | None = None
+
+    @property
+    def info(self) -> Info:
+        """The shards of the whole dataset, and their counts."""
+        return self._opened.info
+
+    @property
+    def part_shards(self) -> SplitPart:
+        """What the split file says of this part."""
+        return self._opened.part
+
+    @property
+    def split_part(self) -> str | None:
+        """The part that was opened; None if it is all shards."""
+        return self._options["split_part"]  # type: ignore[return-value]
+
+    @property
+    def dataset(self) -> DatasetConfig | None:
+        """The ``dataset.yaml``, None where there is none."""
+        return self._dataset
+
+    @property
+    def subflavors(self) -> dict[str, Any]:
+        """Those of the ``dataset.yaml``, which every sample gets."""
+        return {} if self._dataset is None else dict(self._dataset.subflavors)
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Names of the shards of the part, in its order."""
+        return self._opened.part.shards
+
+    @property
+    def shard_bounds(self) -> IntArray:
+        """(shards + 1,) int64, without the samples that are excluded."""
+        return self._numbering.bounds
+
+    @property
+    def num_left_out(self) -> int:
+        """Samples that the split file excludes."""
+        return len(self._numbering.left_out)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The configurations, the shards, and their indices."""
+        index = () if self.index is None else (self.index.path,)
+        dataset = () if self._dataset is None else (self._dataset.path,)
+        return (*self._opened.files, *dataset, *index, *self._shards.files)
+
+    @property
+    def fingerprint(self) -> str:
+        """xxh3_128 of names, counts, sizes and ends of the shards, and of what is left out; the first time O(shards).
+
+        It vouches for no byte within a shard.
+        """
+        if self._fingerprint is None:
+            facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
+            self._fingerprint = xxhash.xxh3_128_hexdigest(repr((self._key(), facts)).encode())
+        return self._fingerprint
+
+    def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
+        """See `SampleStore.read`; a part that is no file is a document of tokens as ``.npy``."""
+        shards, locals_ = self._places(indices)
+        return self._shards.read(shards, locals_, parts)
+
+    def key(self, index: int) -> str:
+        """The key of a sample."""
+        return self._shards.key(*self._place(index))
+
+    def find(self, key: str) -> int:
+        """By ``index.sqlite`` where it is, else by the headers of all shards, which the first call reads."""
+        numbers = (self._number(at, index) for at, index in self._lookup.places(key))
+        found = next((number for number in numbers if number is not None), None)
+        if found is None:
+            raise KeyError(
+                f"{self.path}: no sample {key!r}{'' if self.split_part is None else f' in {self.split_part}'}"
+            )
+        return found
+
+    def places(self, index: int) -> dict[str, PartPlace]:
+        """Where each part of a sample lies; a document of tokens has no place, and is left out."""
+        return self._shards.places(*self._place(index))
+
+    def part(self, name: str) -> bytes:
+        """The bytes of a member of a shard by its full name, ``"cats/0017.jpg"``, whichever part its shard is in.
+
+        Raises:
+            KeyError: there is none.
+        """
+        split = sample_part(name)
+        if split is None:
+            raise KeyError(f"{self.path}: {name!r} is no name of a part: KEY.PART, as cats/0017.jpg")
+        key, part = split
+        names = list(self.info.shard_counts)
+        if self.index is not None and self.index.has_parts:
+            row = self.index.part(key, part)
+            if row is None:
+                raise KeyError(f"{self.path}: no part {name!r} in {self.index.path}")
+            if not 0 <= row.shard < len(names):
+                raise self._lookup.stale(f"tells of shard {row.shard}")
+            place = str(self.root / names[row.shard])
+            return self._reader.read_ranges(place, np.array([row.offset]), np.array([row.size])).tobytes()
+        sample = self.read(np.array([self.find(key)]), (part,))[0]
+        if part not in sample.parts:
+            raise KeyError(f"{self.path}: sample {key!r} has no part {part!r}")
+        return sample.parts[part]
+
+    def media_metadata(self, name: str) -> dict[str, Any] | None:
+        """Facts of a media file by its full name, None where it has none; see `SqliteIndex.media_metadata`.
+
+        Raises:
+            StoreError: none were gathered.
+        """
+        if self.index is None:
+            raise StoreError(f"{self.root / META_FOLDER / INDEX_NAME}: missing; energon prepare gathers media metadata")
+        return self.index.media_metadata(name)
+
+    def place_of(self, shard: int, offset: int, size: int) -> tuple[int, int] | None:
+        """Shard and index of the sample at a byte of a shard of the split as it is *listed*, excluded ones counted.
+
+        None if no sample lies exactly there; what rows of a join index name.
+        """
+        name = self._opened.part.listed[shard]
+        if name not in self._distinct_places:
+            return None
+        at = self._distinct_places[name]
+        offsets = self._shards.offsets(at)
+        index = int(np.searchsorted(offsets, offset))
+        if index + 1 >= len(offsets) or offsets[index] != offset or offsets[index + 1] - offset != size:
+            return None
+        return at, index
+
+    def start_of(self, index: int) -> tuple[int, int]:
+        """Shard of the split as it is listed, and byte, where a sample begins; the first of a shard's places."""
+        shard, local = self._place(index)
+        listed = self._opened.part.listed.index(self._distinct[shard])
+        return listed, int(self._shards.offsets(shard)[local])
+
+    def part_places(self, place: tuple[int, int]) -> dict[str, PartPlace]:
+        """Where each part of the sample at a place lies that ``place_of`` gave."""
+        return self._shards.places(*place)
+
+    def read_places(self, places: list[tuple[int, int]], parts: Collection[str] | None = None) -> list[RawSample]:
+        """The samples at places that ``place_of`` gave."""
+        pairs = np.array(places, np.int64).reshape(-1, 2)
+        return self._shards.read(pairs[:, 0], pairs[:, 1], parts)
+
+    def check(self) -> Iterator[Problem]:
+        """Every header of every shard, against index, info file and ``index.sqlite``; and that a key is there once."""
+        for shard in range(len(self._distinct)):
+            yield from self._shards.check(shard)
+        if self.index is not None:
+            yield from check_index(self.index, self.info, self._distinct, self._shards)
+        yield from check_keys(self.path, self._distinct, self._shards)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._shards.close()
+        self._reader.close()
+        if self.index is not None:
+            self.index.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (type(self), self.path, self._options, self._reader, self._key())
+
+    def _key(self) -> str:
+        """What tells this opening from another without a look at the shards."""
+        counts = [(name, self.info.shard_counts[name]) for name in self.shards]
+        left_out = self._numbering.left_out.tobytes()
+        return xxhash.xxh3_128_hexdigest(repr((self.format, counts, left_out)).encode())
+
+    def _places(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        numbers = positions(numbers, len(self), f"{self.path}: sample numbers")
+        shards, indices = self._numbering.places(numbers)
+        return self._which[shards], indices
+
+    def _place(self, index: int) -> tuple[int, int]:
+        shards, indices = self._places(sample_numbers([index], len(self), self.path))
+        return int(shards[0]), int(indices[0])
+
+    def _number(self, at: int, index: int) -> int | None:
+        """The number of a sample, in the first of its shard's places in the part; None if it is left out."""
+        return self._numbering.number(int(np.flatnonzero(self._which == at)[0]), index)
+
+    def _left_out(self, counts: IntArray) -> IntArray:
+        """(n,) int64: raw numbers of the samples that are excluded, ascending."""
+        keys = self._opened.part.keys
+        if not keys:
+            return np.empty(0, np.int64)
+        found = {}
+        for shard, wanted in keys.items():
+            indices = self._lookup.indices(self._distinct_places[shard], wanted)
+            found[self._distinct_places[shard]] = indices
+            for key in sorted(wanted - set(indices.values())):
+                _log.warning("%s: excludes %s/%s, and there is no such sample", self._opened.files[-1], shard, key)
+        begins = np.concatenate(([0], np.cumsum(counts[self._which])))
+        raw = [
+            int(begins[at]) + index for at, shard in enumerate(self._which.tolist()) for index in found.get(shard, ())
+        ]
+        return np.array(sorted(raw), np.int64)
+
+
+def _reopen(kind: type[EnergonStore], path: str, options: dict[str, Any], using: Reader, key: str) -> EnergonStore:
+    try:
+        store = kind(path, using=using, **options)
+    except HeadraceError as error:
+        raise StoreError(f"{path}: cannot be opened in this process: {error}") from error
+    if store._key() != key:
+        raise StoreError(f"{path}: has changed since the store was handed to this process; open it again")
+    return store

@@ -1,0 +1,20 @@
+"""Small JSON documents that stand beside the data: readable, and whole or not there at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.io import atomic_write
+
+
+def write_json_file(path: str | os.PathLike[str], value: Any) -> None:
+    """Write a value as an indented JSON document.
+
+    Raises:
+        OutputError: the system refuses; what was there is as it was.
+    """
+    atomic_write(Path(path), msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -1,0 +1,90 @@
+"""Tells what holds samples, with keys and named parts, from what holds documents of tokens; and opens it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from headrace.errors import ConfigError
+from headrace.io import Reader, reader
+from headrace.stores import hdf5_layout
+from headrace.stores.energon.filesystem import FilesystemStore
+from headrace.stores.energon.jsonl import JsonlSamplesStore, is_records_of_text
+from headrace.stores.energon.jsonl_index import index_place
+from headrace.stores.energon.layout import folder_kind
+from headrace.stores.energon.store import EnergonStore
+from headrace.stores.jsonl import is_object
+from headrace.stores.manifest import MANIFEST_NAME
+from headrace.stores.manifest_output import META_NAME
+from headrace.stores.sample_store import SampleStore
+from headrace.stores.tar.compressed import SUFFIXES as COMPRESSED
+from headrace.stores.tar.store import TarStore
+
+Place = str | os.PathLike[str]
+SampleLayout = Literal["energon", "files", "tar", "jsonl samples"]
+
+WORDS: Final[dict[SampleLayout, str]] = {
+    "energon": "an Energon dataset, a folder with .nv-meta",
+    "files": "a folder of files with media metadata in .nv-meta",
+    "tar": "tar shards",
+    "jsonl samples": "records of a .jsonl that are no lists of tokens",
+}
+_TARS: Final = (".tar", *COMPRESSED)
+
+
+def sample_layout(path: Place | Sequence[Place], using: str | Reader = "mmap") -> SampleLayout | None:
+    """Which layout of samples lies at a path; None if none does: tokens, another thing, or nothing.
+
+    - a list, a name or a pattern that ends in ``.tar``: tar shards;
+    - a folder with ``.nv-meta``: what Energon takes it for;
+    - another folder: tar shards, unless it holds shards of tokens at its own level or before any tar below;
+    - a ``.jsonl``: samples, if a ``.jsonl.idx`` is beside it or its first record is not lists of numbers.
+    """
+    if not isinstance(path, str | os.PathLike):
+        return "tar"
+    name = os.fspath(path)
+    place = Path(name)
+    if place.is_dir():
+        kind = folder_kind(place)
+        if kind is None:
+            return "tar" if _holds_tars(place) else None
+        return "energon" if kind == "webdataset" else "files"
+    if name.endswith(_TARS):
+        return "tar"
+    if name.endswith(".jsonl") and place.is_file():
+        using = reader(using)
+        if index_place(name).is_file() or (not is_object(name, using) and is_records_of_text(name, using)):
+            return "jsonl samples"
+    return None
+
+
+def open_samples(
+    path: Place | Sequence[Place], layout: SampleLayout, *, split_part: str | None, using: str | Reader
+) -> SampleStore:
+    """The store of a layout that `sample_layout` found.
+
+    Raises:
+        ConfigError: ``split_part`` for a layout without parts.
+        StoreError: missing or malformed.
+    """
+    if layout == "energon" and isinstance(path, str | os.PathLike):
+        return EnergonStore(path, split_part=split_part, using=using)
+    if split_part is not None:
+        raise ConfigError(f"{path}: split_part={split_part!r} is for datasets of Energon; this is {WORDS[layout]}")
+    if layout == "tar" or not isinstance(path, str | os.PathLike):
+        return TarStore(path, using=using)
+    return FilesystemStore(path, using=using) if layout == "files" else JsonlSamplesStore(path, using=using)
+
+
+def _holds_tars(folder: Path) -> bool:
+    for at, (_, folders, files) in enumerate(os.walk(folder)):
+        folders[:] = [sub for sub in folders if not sub.startswith(".")]
+        if any(file in (MANIFEST_NAME, META_NAME) or file.endswith(hdf5_layout.SUFFIXES) for file in files):
+            return False
+        if at == 0 and any(file.endswith((".idx", ".bin")) and not file.endswith(".tar.idx") for file in files):
+            return False
+        if any(file.endswith(_TARS) and not file.startswith(".") for file in files):
+            return True
+    return False

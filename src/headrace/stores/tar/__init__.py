@@ -1,0 +1,11 @@
+"""Samples in tar shards, as webdataset and Energon read them.
+
+    names      sample_part("a/0017.seg.png") -> ("a/0017", "seg.png")
+    headers    the blocks between the contents, without ``tarfile``
+    index      x.tar.idx: where the samples of x.tar begin
+    scan       scan_shard(x.tar) -> offsets, keys, parts, faults: one pass over the headers
+    shards     TarShards: samples by shard and number, with an index for each shard
+    store      TarStore: plain tars, a folder, a list or a pattern of them; indexed where they are not
+
+A name in a tar is data: it becomes a key, never a path.
+"""

@@ -1,0 +1,277 @@
+"""Tar shards with an index each: the samples of any shard by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InputError, StoreError
+from headrace.io import Reader, reader
+from headrace.stores.sample_store import PartPlace, RawSample
+from headrace.stores.store import Problem
+from headrace.stores.tar.check import check_shard
+from headrace.stores.tar.headers import Fetch
+from headrace.stores.tar.index import ENTRY_BYTES, IndexPlace, beside, index_entries, open_index
+from headrace.stores.tar.memory import keep_freed_memory
+from headrace.stores.tar.runs import read_runs
+from headrace.stores.tar.sample import Places, SampleError, sample_places, walk_sample
+from headrace.stores.tar.window import Window
+from headrace.stores.types import IntArray
+
+_TOGETHER_BYTES: Final = 64 << 10
+"""Without a mapping, entries of an index that lie within this are read at once."""
+
+
+Take = Callable[[int, int], bytes]
+"""A copy of the content of a part by its offset and size."""
+
+_NO_SAMPLE: Final = RawSample("", "", -1, {})
+
+
+class _Used(NamedTuple):
+    """A shard whose index was looked at."""
+
+    path: str
+    place: IndexPlace
+    num_samples: int
+
+
+class TarShards:
+    """The samples of tar shards, read by shard and number in the shard; nothing is opened before it is read.
+
+    Safe in threads and across a fork; pickles as its arguments.
+
+    Args:
+        root: the folder that ``names`` are relative to.
+        names: of the shards, each with its index beside it; a shard may be there twice.
+        counts: (shards,) int64, the number of samples of each; an index with another number is refused.
+        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
+        hidden: take ``dir/.hid`` as a sample, as Energon does. Indexes must have been made with the same.
+        index: where the index of a shard is, by default beside it; pickles with the store.
+
+    Attributes:
+        names: of the shards.
+        reader: what reads them.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        names: Sequence[str],
+        counts: IntArray,
+        *,
+        using: str | Reader = "mmap",
+        hidden: bool = True,
+        index: Callable[[int], IndexPlace] | None = None,
+    ) -> None:
+        self.names = tuple(names)
+        self._root = str(root)
+        self._counts = np.asarray(counts, np.int64)
+        self.reader = reader(using)
+        self._hidden = hidden
+        self._index = index
+        self._used: dict[int, _Used] = {}
+        keep_freed_memory()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The shards, each followed by its index, unless that is kept in memory."""
+        paths: dict[str, None] = {}
+        for shard in range(len(self.names)):
+            index = self._place(shard)
+            paths |= dict.fromkeys([self.path(shard)] + ([index] if isinstance(index, str) else []))
+        return tuple(map(Path, paths))
+
+    def path(self, shard: int) -> str:
+        """The file of a shard."""
+        return f"{self._root}/{self.names[shard]}"
+
+    def read(self, shards: IntArray, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
+        """Samples in the order asked for; 5 to 8 us a small sample of two parts, in any order.
+
+        Args:
+            shards: (n,) int64, the shard of each.
+            indices: (n,) int64, its number in the shard.
+            parts: names of the parts wanted; None takes all.
+
+        Raises:
+            IndexError: no such sample.
+            InputError: a sample is malformed; names shard, key and byte.
+            StoreError: a file is missing, changed or cut short, or the index is not that of the shard.
+        """
+        wanted = None if parts is None else frozenset(parts)
+        order = np.lexsort((indices, shards)).tolist() if len(indices) > 1 else range(len(indices))
+        owners, numbers = shards.tolist(), indices.tolist()
+        found: list[RawSample] = [_NO_SAMPLE] * len(order)
+        first = 0
+        while first < len(order):
+            shard = owners[order[first]]
+            last = first + 1
+            while last < len(order) and owners[order[last]] == shard:
+                last += 1
+            self._read_shard(shard, order[first:last], numbers, wanted, found)
+            first = last
+        return found
+
+    def places(self, shard: int, index: int) -> dict[str, PartPlace]:
+        """Where the parts of a sample lie; raises as `read`."""
+        path = self.path(shard)
+        return {part: PartPlace(path, *place) for part, place in self._sample(shard, index)[1].items()}
+
+    def key(self, shard: int, index: int) -> str:
+        """The key of a sample; raises as `read`."""
+        return self._sample(shard, index)[0]
+
+    def keys(self, shard: int) -> list[str]:
+        """The keys of all samples of a shard, by a pass over its headers; raises as `read`."""
+        used = self._verified(shard)
+        path = used.path
+        spans = self._spans(used, range(used.num_samples), self.reader.size(path))
+        passing = self.reader.for_pass()
+        fetch = Window(passing, path).fetch
+        keys = [self._located(shard, index, fetch, span)[0] for index, span in enumerate(spans)]
+        if passing is not self.reader:
+            passing.release(path)
+        return keys
+
+    def offsets(self, shard: int) -> IntArray:
+        """(samples + 1,) int64: the index of a shard.
+
+        Raises:
+            StoreError: it is missing, malformed, or that of another shard.
+        """
+        place = self._verified(shard).place
+        return open_index(place, self.reader, self.path(shard)) if isinstance(place, str) else place
+
+    def check(self, shard: int) -> Iterator[Problem]:
+        """Read all headers of a shard, compare them with its index, and yield what is wrong."""
+        path = self.path(shard)
+        try:
+            offsets = self.offsets(shard)
+        except StoreError as error:
+            yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+            return
+        yield from check_shard(path, offsets, using=self.reader, hidden=self._hidden)
+
+    def close(self) -> None:
+        """Let go of the files; what was read stays, and a later read opens them again."""
+        self.reader.close()
+        self._used.clear()
+
+    def _place(self, shard: int) -> IndexPlace:
+        return beside(self.path(shard)) if self._index is None else self._index(shard)
+
+    def _verified(self, shard: int) -> _Used:
+        """Compare an index with its shard. Files that change from then on are noticed by the reader."""
+        place, path, count = self._place(shard), self.path(shard), int(self._counts[shard])
+        entries = open_index(place, self.reader, path) if isinstance(place, str) else place
+        where = place if isinstance(place, str) else "the index in memory"
+        size = self.reader.size(path)
+        if len(entries) != count + 1 or entries[-1] > size:
+            raise StoreError(
+                f"{path}: has {size:,} bytes, and {count:,} samples were expected; {where} tells of"
+                f" {len(entries) - 1:,} samples in {entries[-1]:,} bytes: the file was cut short, or the index is of"
+                " another one; make it anew with headrace prepare"
+            )
+        used = self._used[shard] = _Used(path, place, count)
+        return used
+
+    def _spans(self, used: _Used, numbers: Sequence[int], size: int) -> list[tuple[int, int]]:
+        """Where samples, in ascending order, begin and end. Sample 0 begins with the file, whatever its entry says."""
+        path, place, count = used
+        if numbers and not 0 <= numbers[0] <= numbers[-1] < count:
+            wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
+            raise IndexError(f"sample {wrong} is out of range; {path} has {count:,} samples")
+        entries = self.reader.kept(place, "entries", index_entries) if isinstance(place, str) else index_entries(place)
+        if entries is not None:
+            spans = [(entries[at] if at else 0, entries[at + 1]) for at in numbers]
+        else:
+            spans = _read_spans(self.reader, str(place), numbers)
+        for begin, end in spans:
+            if not 0 <= begin <= end <= size:
+                number = numbers[spans.index((begin, end))]
+                raise StoreError(
+                    f"{path}: sample {number} goes from byte {begin} to byte {end} by its index, and the file has"
+                    f" {size:,} bytes; make the index anew with headrace prepare"
+                )
+        return spans
+
+    def _read_shard(
+        self,
+        shard: int,
+        slots: Sequence[int],
+        numbers: list[int],
+        wanted: frozenset[str] | None,
+        found: list[RawSample],
+    ) -> None:
+        """Samples of one shard, ascending by number: those of some slots, which are filled."""
+        used = self._used.get(shard) or self._verified(shard)
+        path, name, hidden = used.path, self.names[shard], self._hidden
+        data = self.reader.kept(path, "memory", _memory)
+        size = self.reader.size(path) if data is None else len(data)
+        spans = self._spans(used, [numbers[slot] for slot in slots], size)
+        if data is None:
+            fetches = read_runs(self.reader, path, spans, partly=wanted is not None)
+            takes: Iterator[tuple[Fetch, Take]] = ((fetch, _copied(fetch)) for fetch in fetches)
+        else:
+            takes = repeat((_fetch(data), _copy(data)))
+        for slot, (begin, end), (fetch, take) in zip(slots, spans, takes):  # noqa: B905 - `strict` costs a tenth of it
+            index = numbers[slot]
+            try:
+                key, parts = walk_sample(fetch, begin, end, take, wanted, hidden)
+            except SampleError as error:
+                self._malformed(shard, index, error)
+            found[slot] = RawSample(key, name, index, parts)
+
+    def _sample(self, shard: int, index: int) -> tuple[str, Places]:
+        used = self._used.get(shard) or self._verified(shard)
+        path = used.path
+        (span,) = self._spans(used, [index], self.reader.size(path))
+        data = self.reader.kept(path, "memory", _memory)
+        fetch = Window(self.reader, path).fetch if data is None else _fetch(data)
+        return self._located(shard, index, fetch, span)
+
+    def _located(self, shard: int, index: int, fetch: Fetch, span: tuple[int, int]) -> tuple[str, Places]:
+        try:
+            return sample_places(fetch, *span, hidden=self._hidden)
+        except SampleError as error:
+            self._malformed(shard, index, error)
+
+    def _malformed(self, shard: int, index: int, error: SampleError) -> NoReturn:
+        key = "" if error.key is None else f", key {error.key!r}"
+        raise InputError(f"{self.path(shard)}: sample {index}{key}: byte {error.at}: {error.message}") from None
+
+
+def _read_spans(using: Reader, place: str, numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """The entries of an index that is not mapped: those near each other at once, else two by two."""
+    if not numbers:
+        return []
+    first, count = numbers[0], numbers[-1] - numbers[0] + 2
+    if count * ENTRY_BYTES <= _TOGETHER_BYTES:
+        ranges = np.array([first * ENTRY_BYTES]), np.array([count * ENTRY_BYTES])
+        entries = using.read_ranges(place, *ranges).view("<i8").tolist()
+        return [(entries[at - first] if at else 0, entries[at - first + 1]) for at in numbers]
+    begins = np.asarray(numbers, np.int64) * ENTRY_BYTES
+    pairs = using.read_ranges(place, begins, np.full(len(begins), 2 * ENTRY_BYTES)).view("<i8").reshape(-1, 2)
+    return [(begin if at else 0, end) for at, (begin, end) in zip(numbers, pairs.tolist(), strict=True)]
+
+
+def _memory(data: NDArray[np.uint8]) -> memoryview:
+    return data.data
+
+
+def _copy(data: memoryview) -> Take:
+    return lambda at, length: data[at : at + length].tobytes()
+
+
+def _copied(fetch: Fetch) -> Take:
+    return lambda at, length: fetch(at, length).tobytes()
+
+
+def _fetch(data: memoryview) -> Fetch:
+    return lambda at, length: data[at : at + length]

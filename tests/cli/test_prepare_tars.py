@@ -1,0 +1,203 @@
+"""``headrace prepare PATH`` in place: options, refusals, what is printed, and the questions on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from energon_made import PNG, write_tar
+from headrace.cli import main, prepare_tars
+from headrace.prepare.energon import EnergonProgress
+from headrace.stores.energon import EnergonStore, read_splits
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    for shard in range(4):
+        info = {"caption": f"a picture of number {shard} of four", "boxes": [1, 2, 3, 4, 5]}
+        members = [
+            (f"k{shard}{number}.{part}", data)
+            for number in range(3)
+            for part, data in (("png", PNG), ("json", json.dumps(info).encode()), ("txt", b"text"))
+        ]
+        write_tar(tmp_path / f"tars/s{shard}.tar", members)
+    return tmp_path / "tars"
+
+
+def test_a_folder_of_tars(run: Any, tars: Path) -> None:
+    result = run("prepare", tars, "--split-ratio", "2,1,1", "--media-metadata-by-glob", "*.png,*.jpg")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{tars}: 12 samples in 4 shards\n")
+    for line in ("train    2 shards, 6 samples", "parts    json, png, txt", "media    facts of 12"):
+        assert line in result.stdout
+    assert "note: dataset.yaml: crude samples" in result.stderr
+    assert len(EnergonStore(tars, split_part="train")) == 6
+    again = run("prepare", tars, "--split-ratio", "2,1,1")
+    assert "written  nothing, all is as it was" in again.stdout
+    assert "0 read, 4 as they were, 0 gone" in again.stdout
+
+
+def test_json(run: Any, tars: Path) -> None:
+    found = json.loads(run("prepare", tars, "--split-ratio", "2,1,1", "--quiet", "--json").stdout)
+    assert found["kind"] == "shards"
+    assert (found["shards"], found["samples"], found["read"]) == (4, 12, 4)
+    assert found["split"]["val"] == {"shards": 1, "samples": 3}
+    assert found["written"][-1] == ".info.json"
+    failed = run("prepare", tars, "--exclude", ".", "--json")
+    assert failed.exit_code == 3
+    assert json.loads(failed.stdout)["error"]["kind"] == "InputError"
+
+
+def test_the_options_of_energon(run: Any, tars: Path) -> None:
+    field_map = '{"image": "png", "caption": "json[caption]"}'
+    result = run(
+        "prepare", tars, "--non-interactive", "--force-overwrite", "--num-workers", 1, "--no-progress",
+        "--split-parts", "train:s{0..1}", "--split-parts", "val:s2", "--exclude", "s3",
+        "--sample-type", "CaptioningSample", "--field-map", field_map, "--dataset-yaml-name", "captions.yaml",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert read_splits(tars).parts == {"train": ("s0.tar", "s1.tar"), "val": ("s2.tar",)}
+    assert yaml.safe_load((tars / ".nv-meta/captions.yaml").read_text()) == {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
+        "field_map": json.loads(field_map),
+    }
+    run("prepare", tars, "--part-filter", "png,txt", "--split-ratio", "1,0,0", "--shuffle-tars", "--overwrite")
+    assert yaml.safe_load((tars / ".nv-meta/dataset.yaml").read_text())["part_filter"] == ["png", "txt"]
+    assert len(read_splits(tars).parts["train"]) == 4
+    run("prepare", tars, "--tar-index-only", "--overwrite")
+    assert not (tars / ".nv-meta/index.sqlite").exists()
+
+
+def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    assert "2 records, indexed in" in run("prepare", tmp_path / "x.jsonl").stdout
+    assert (tmp_path / "x.jsonl.idx").stat().st_size == 24
+    run("prepare", tars, "--split-ratio", "1,0,0", "--skip-dataset-yaml")
+    (tmp_path / "m.yaml").write_text(f"splits: {{train: {{join: [{{path: {tars}}}, {{path: {tars}}}]}}}}\n")
+    assert "1 join, 12 joined samples" in run("prepare", tmp_path / "m.yaml").stdout
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/a.png").write_bytes(PNG)
+    result = run("prepare", tmp_path / "files", "--media-only", "--media-metadata-by-extension")
+    assert "facts of 1 media of 1 file" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "how are the shards dealt? Give --split-ratio 8,1,1"),
+        (("--split-ratio", "a"), "--split-ratio a: write"),
+        (("--split-parts", "a"), "write NAME:REGEX"),
+        (
+            ("--split-ratio", "1", "--min-chars", "5"),
+            "--min-chars does not go with a dataset that is prepared in place",
+        ),
+        (("--split-ratio", "1", "--samples-per-shard", "5"), "--samples-per-shard does not go"),
+        (("--split-ratio", "1", "--dry-run"), "--dry-run does not go"),
+        (("--tar-index-only", "-o", "out"), "--tar-index-only is for a folder of .tar shards"),
+        (("--exclude", "x", "--format", "tar", "-o", "out"), "--exclude is for a folder of .tar shards"),
+        (("--max-errors", "5", "--split-ratio", "1"), "--max-errors needs --on-error skip"),
+        (("--media-metadata-by-header", "--media-metadata-by-extension"), "exclude each other"),
+        (("--split-ratio", "1", "--sample-type", "Captioning", "--field-map", "{}"), "did you mean CaptioningSample?"),
+        (("--split-ratio", "1", "--sample-type", "CaptioningSample"), "the field map has no 'image'"),
+        (("--split-ratio", "1", "--field-map", "{"), "--field-map"),
+        (("--shuffle-tars", "."), "one folder or file is prepared in place at a time, found 2"),
+    ],
+)
+def test_refusals(run: Any, tars: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run("prepare", tars, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tars / ".nv-meta").exists()
+
+
+def test_faults_are_listed(run: Any, tars: Path) -> None:
+    data = (tars / "s2.tar").read_bytes()
+    (tars / "s2.tar").write_bytes(data[:6200])
+    assert run("prepare", tars, "--split-ratio", "1").exit_code == 3
+    write_tar(tars / "s3.tar", [("k00.txt", b"again")])
+    result = run("prepare", tars, "--split-ratio", "1", "--on-error", "skip", "--on-duplicate", "drop")
+    assert result.exit_code == 0
+    assert (
+        "malformed: 1 shard, of which the samples from there on are missing\n  s2.tar: sample 1, byte" in result.stdout
+    )
+    assert "keys that were there before: 1 sample\n  'k00': s3.tar, first in s0.tar" in result.stdout
+
+
+def ask(tars: Path, answers: list[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    monkeypatch.setattr(prepare_tars, "_may_ask", lambda given, **options: not given["non_interactive"])
+    result = CliRunner().invoke(
+        main, ["prepare", str(tars), *arguments], input="\n".join(answers) + "\n", catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_questions(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["1,2", "x", "2,1,1", "y", "1", "nothing", "n", "png", "json[caption"]
+    shown = ask(tars, [*answers, "txt,json[caption]"], monkeypatch)
+    for line in (
+        f"{tars}: 4 tars, from s0.tar to s3.tar",
+        "Three numbers are needed",
+        "--split-ratio x: write",
+        "s0.tar: sample 'k00' has png, json, txt",
+        '"caption": "a picture of number 0 of ..."',
+        '    3,\n    "..."',
+        "Parts of this shard: json, png, txt",
+        "  0. CrudeWebdataset (parts as they are, for a cooker)",
+        "nothing: no such part in this shard; is it right?",
+    ):
+        assert line in shown, line
+    written = yaml.safe_load((tars / ".nv-meta/dataset.yaml").read_text())
+    assert written["sample_type"]["__class__"] == "CaptioningSample"
+    assert written["field_map"] == {"image": "png", "caption": "txt,json[caption]"}
+    assert len(read_splits(tars).parts["train"]) == 2
+    assert "Shares" not in ask(tars, [], monkeypatch)
+
+
+def test_options_answer_questions(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = ask(tars, ["n"], monkeypatch, "--split-ratio", "1,0,0")
+    assert "Shares" not in shown
+    assert not (tars / ".nv-meta/dataset.yaml").exists()
+    shown = ask(tars, ["y", "0"], monkeypatch)
+    assert yaml.safe_load((tars / ".nv-meta/dataset.yaml").read_text())["__class__"] == "CrudeWebdataset"
+    assert "Shares" not in shown
+
+
+def test_a_real_terminal(tars: Path) -> None:
+    code = "import sys; from headrace.cli import main; main()"
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code, "prepare", str(tars)])
+    shown = b""
+    asked = [(b"Shares of train", b"1,0,0\n"), (b"Write a dataset.yaml", b"\n"), (b"Number of the sample type", b"\n")]
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 1)[0]:
+            continue
+        try:
+            data = os.read(terminal, 4096)
+        except OSError:  # the other side is closed
+            break
+        shown += data
+        if asked and asked[0][0] in shown and shown.rstrip().endswith(b":"):
+            os.write(terminal, asked.pop(0)[1])
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown.decode()
+    assert b"12 samples in 4 shards" in shown
+    assert (tars / ".nv-meta/dataset.yaml").exists()
+
+
+def test_progress() -> None:
+    progress = EnergonProgress(done=5, total=20, done_bytes=250, total_bytes=1000, samples=5000)
+    assert prepare_tars.progress_text(progress, 2.0) == " 25.0%  5 of 20  5,000 samples  2.50 k/s  6.0 s left"
+    begun = EnergonProgress(done=0, total=20, done_bytes=0, total_bytes=1000, samples=0)
+    assert prepare_tars.progress_text(begun, 0.0) == "  0.0%  0 of 20  0 samples"

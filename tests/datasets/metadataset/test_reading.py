@@ -1,0 +1,122 @@
+"""What is refused when a metadataset is read, and how it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace import ConfigError
+from headrace.datasets.metadataset import load_dataset
+from headrace.datasets.metadataset.description import MixEntry, PathEntry
+from headrace.datasets.metadataset.names import names_of
+from headrace.datasets.metadataset.reading import read_splits
+
+TWO = [{"path": "a"}, {"path": "b"}]
+
+
+def of(train: Any) -> Any:
+    return read_splits({"splits": {"train": train}}, "m")["train"]
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"path": "a", "split": "train"}, r"m: splits.train: unknown key 'split'; did you mean 'split_part'\?"),
+        ({"blend": [{"path": "a", "wieght": 1}]}, r"m: splits.train.blend\[0\]: unknown key 'wieght'.*'weight'"),
+        ({"blend": [{"path": "a", "repeats": 1}]}, r"blend\[0\]: unknown key 'repeats'; did you mean 'repetitions'"),
+        ({"blned": TWO}, "exactly one of path, join, blend.*found only 'blned'; did you mean 'blend'"),
+        ({}, "exactly one of .*found only nothing"),
+        ({"path": "a", "blend": TWO}, "exactly one of .*; found path and blend"),
+        ({"blend": [{"datasets": TWO}]}, r"blend\[0\]: expected exactly one of .*found datasets"),
+        ({"blend": []}, r"splits.train.blend: expected a list of at least one entry, found a list"),
+        ({"blend": ["a"]}, r"blend\[0\]: expected a map, found the str 'a'"),
+        ({"blend": [{"path": "a", "repetitions": 2}]}, r"repetitions does not go with blend; give weight"),
+        ({"blend_epochized": [{"path": "a", "weight": 2}]}, r"weight does not go with blend_epochized; give repet"),
+        ({"blend": [{"path": "a", "weight": 0}]}, r"blend\[0\]: weight is 0: leave the entry out"),
+        ({"blend": [{"path": "a", "weight": -1}]}, "weight: is at least 0, found -1"),
+        ({"blend": [{"path": "a", "weight": "3"}]}, "weight: expected a finite number, found the str '3'"),
+        ({"blend": [{"path": "a", "weight": float("inf")}]}, "expected a finite number"),
+        ({"blend_epochized": [{"path": "a", "repetitions": 0}]}, "repetitions is 0; it is above 0"),
+        ({"path": 3}, "path: expected a string, found the int 3"),
+        ({"path": "a", "name": "x/y"}, "the name 'x/y' has a '/'"),
+        ({"path": "a", "limit": 0}, "limit: expected a whole number from 1 on, found the int 0"),
+        ({"path": "a", "limit": 2.5}, "limit: expected a whole number"),
+        ({"path": "a", "subset": [0, 1]}, "subset: expected a map, found a list"),
+        ({"path": "a", "subset": {"ranges": [0, 1]}}, "subset: unknown key 'ranges'; did you mean 'range'"),
+        ({"path": "a", "subset": {"range": [5, "50%"]}}, "subset: range: the subset .* has the end 5"),
+        ({"blend": TWO, "subset": {"range": [0, 5]}}, "a range in samples goes with a dataset; of a blend give perc"),
+        ({"path": "a", "shuffle_over_epochs_multiplier": 0}, "from 1 on, -1 or null; found 0"),
+        ({"path": "a", "windows": {}, "packs": {}}, "cut into windows or into packs; found both"),
+        ({"path": "a", "aux": {"x": 1}}, "aux.x: expected a string"),
+        ({"path": "a", "subflavors": ["x"]}, "subflavors: expected a map"),
+        ({"join": TWO}, "joiner: missing; name a sample type or a function"),
+        ({"join": TWO, "joiner": {"__module__": "m"}}, "joiner: give __module__, and __class__ or __function__"),
+        ({"join": [{"path": "a", "split": "x"}], "joiner": {}}, r"joiner: give __module__|join\[0\]: unknown key"),
+        ({"join": [{}], "joiner": {"__module__": "m", "__class__": "C"}}, r"join\[0\]: has no path"),
+        (
+            {"join": [{"path": "a", "nonmatch": "drop"}], "joiner": {"__module__": "m", "__class__": "C"}},
+            r"join\[0\]: nonmatch is error, skip or none; found 'drop'",
+        ),
+        ({"blend": TWO, "schedule": [{"weights": {"c": 1}}]}, r"schedule\[0\]: weights: no source 'c' in the blend"),
+        ({"blend": TWO, "schedule": [{"weights": [1]}]}, r"one for each of the 2 entries .*\(a, b\); found a list"),
+        ({"blend": TWO, "schedule": [{}]}, "found nothing"),
+        ({"blend": TWO, "schedule": [{"weights": [1, 1], "until": 7}]}, "until: a number of steps or samples.*found 7"),
+        ({"blend": TWO, "schedule": [{"weights": [1, 1], "until": "7 epochs"}]}, "found '7 epochs'"),
+        ({"blend": TWO, "schedule": [{"weights": [1, 1], "ramp": 1}]}, "ramp is true or false; found 1"),
+        (
+            {"blend": [{"path": "a", "weight": 1}], "schedule": [{"weights": [1]}]},
+            r"blend\[0\]: weight: the schedule says the weights",
+        ),
+        ({"blend": [{"path": "a", "name": "x"}, {"path": "b", "name": "x"}], "schedule": [{}]}, "'x' is there twice"),
+    ],
+)
+def test_faults_are_told_with_their_place(train: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        of(train)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "m: expected a map, found a list"),
+        ({}, "m: has no splits"),
+        ({"splits": {}}, "m: splits is empty"),
+        ({"splits": {"train": {"path": "a"}}, "split": 1}, "m: unknown key 'split'; did you mean 'splits'"),
+        ({"__module__": "os", "__class__": "system", "splits": {}}, "found os and system"),
+        ({"__module__": "megatron.energon", "__class__": "Blend", "splits": {}}, "MetadatasetV2; found megatron.ener"),
+    ],
+)
+def test_faults_of_the_whole(content: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_splits(content, "m")
+    if isinstance(content, dict):
+        with pytest.raises(ConfigError, match=message.replace("m:", "metadataset:")):
+            load_dataset(content)
+
+
+def test_both_versions() -> None:
+    first = of(
+        {
+            "datasets": [
+                {"path": "a", "weight": 2, "subflavor": "x"},
+                {"path": "b", "subflavor": "y", "subflavors": {"z": 1}},
+            ]
+        }
+    )
+    assert isinstance(first, MixEntry)
+    assert first.kind == "blend"
+    assert [child.weight for child in first.children] == [2, 1.0]
+    assert [child.subflavors for child in first.children] == [{"__subflavor__": "x"}, {"__subflavor__": "y", "z": 1}]
+    second = of({"path": "a", "dataset_config": "x.yaml", "split_config": "y.yaml", "aux": {"files": "filesystem://f"}})
+    assert isinstance(second, PathEntry)
+    assert (second.dataset_config, second.split_config, second.aux) == ("x.yaml", "y.yaml", {"files": "filesystem://f"})
+
+
+def test_names_stay_when_others_come_and_go() -> None:
+    blend = of({"blend": [{"path": "../x/a.yaml"}, {"path": "y/a"}, {"path": "."}, {"path": "web", "name": "a"}]})
+    assert names_of(blend.children) == ("a-2", "a-3", "source", "a")
+    without = of({"blend": [{"path": "y/a"}, {"path": "."}, {"path": "new"}]})
+    assert names_of(without.children) == ("a", "source", "new")
+    nested = of({"blend": [{"concat": TWO}, {"join": TWO, "joiner": {"__module__": "m", "__class__": "C"}}]})
+    assert names_of(nested.children) == ("concat", "a+b")

@@ -1,0 +1,136 @@
+"""The file beside the checkpoints gives the plan back, and grows where the run was changed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import runs_made
+from headrace.datasets import Run
+from headrace.datasets.run_file import read_run_file
+from headrace.errors import ConfigError, OutputError, StateError
+from headrace.plan import Branch, Bucketing, Leaf, Node, Order, Shards
+
+
+@settings(max_examples=80, deadline=None)
+@given(runs_made.trees(), runs_made.orders, runs_made.schedules, st.sampled_from([None, 5]))
+def test_what_is_written_is_the_plan(
+    root: Node, order: Order, pieces: list[tuple[int, int]], window: int | None
+) -> None:
+    bucketing = None if window is None else Bucketing(window_steps=window)
+    run = Run(runs_made.Tree(root), global_batch_size=pieces, order=order, samples=300, bucketing=bucketing)
+    with tempfile.TemporaryDirectory() as folder:
+        run.save(Path(folder) / "run.json")
+        (saved,) = read_run_file(Path(folder) / "run.json").runs
+    trace = saved.trace()
+    positions = np.concatenate([np.arange(300), np.arange(10**9, 10**9 + 50)])
+    for here, there in zip(run.plan.lookup(positions), trace.plan.lookup(positions), strict=True):
+        assert np.array_equal(here, there)
+    assert [leaf.path for leaf in trace.plan.leaves] == list(run.paths)
+    assert (trace.schedule, trace.length, trace.window_steps) == (run.schedule, 300, window)
+    assert saved.hashes == run.recipe.hashes()
+
+
+def test_shards_take_little_room(tmp_path: Path) -> None:
+    counts = [10_000] * 50_000 + [17, 0, 17, 3]
+    run = Run(runs_made.Tree(Leaf("web", sum(counts), Shards.of_counts(counts))), global_batch_size=8)
+    run.save(tmp_path / "run.json")
+    text = (tmp_path / "run.json").read_text()
+    assert '"shards": "10000x50000 17x2 3"' in text
+    assert len(text) < 2_500
+
+
+def made(seed: int = 0, *, size: Any = 8, samples: int = 1_000, num: int = 100) -> Run:
+    return Run(runs_made.Tree(Leaf("web", num)), global_batch_size=size, order=Order(seed=seed), samples=samples)
+
+
+def told(path: Path) -> list[tuple[int, int, int, int | None]]:
+    return [(run.first_step, run.position, run.order.seed, run.length) for run in read_run_file(path).runs]
+
+
+def test_a_history_grows_where_something_changed(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    made().save(path)
+    before = path.read_bytes()
+    made().save(path)
+    made().save(path, position=80)
+    assert path.read_bytes() == before, "the same run goes on"
+    made(samples=2_000).save(path, position=160)
+    assert told(path) == [(0, 0, 0, 2_000)], "for longer"
+    made(1).save(path, position=400)
+    made(1).save(path, position=800)
+    assert told(path) == [(0, 0, 0, 2_000), (50, 400, 1, 1_000)]
+    made(2).save(path, position=0, step=90)
+    made(2).save(path, position=80, step=100)
+    assert told(path)[2:] == [(90, 0, 2, 1_000)], "a new run with the model of step 90"
+    made(2).save(path, position=88, step=100)
+    assert told(path)[2:] == [(90, 0, 2, 1_000), (100, 88, 2, 1_000)], "one step was left out"
+    made().save(path, position=480)
+    assert told(path) == [(0, 0, 0, 2_000), (50, 400, 1, 1_000), (60, 480, 0, 1_000)], "back to an earlier checkpoint"
+    made(size=[(0, 8), (60, 16)]).save(path, position=480)
+    assert len(told(path)) == 3, "what began at this step is replaced"
+    assert read_run_file(path).runs[2].schedule.pieces == ((0, 8), (60, 16))
+    made(3).save(path, position=0)
+    assert told(path) == [(0, 0, 3, 1_000)]
+
+
+def test_another_run_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    made().save(path)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="tells of another run: say from which position"):
+        made(1).save(path)
+    for wrong in (-1, 1_001):
+        with pytest.raises(ConfigError, match="outside this run of 1000 samples"):
+            made().save(path, position=wrong)
+    with pytest.raises(ConfigError, match="step is at least 0"):
+        made().save(path, position=0, step=-1)
+    assert path.read_bytes() == before
+    with pytest.raises(OutputError):
+        made().save(tmp_path / "missing" / "run.json")
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    root = Branch("", (Leaf("a", 10), Leaf("b", 20, Shards([0, 20]))), (1, 3), None)
+    Run(runs_made.Tree(root), global_batch_size=8).save(path)
+    good = json.loads(path.read_text())
+
+    def refused(message: str, *keys: Any, value: Any) -> None:
+        content = json.loads(json.dumps(good))
+        place = content
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = value
+        path.write_text(json.dumps(content))
+        with pytest.raises(StateError, match=message):
+            [run.trace() for run in read_run_file(path).runs]
+
+    refused("no saved run", "kind", value="other")
+    refused("has version 2", "version", value=2)
+    refused("damaged", "runs", 0, "length", value="long")
+    refused("damaged", "runs", value=[])
+    refused("damaged", "runs", value=[good["runs"][0]] * 2)
+    refused("damaged", "runs", 0, "order", "kind", value="wild")
+    refused("use the version that wrote it", "runs", 0, "format", value={"order": 0})
+    refused("blend are not what their hashes say", "runs", 0, "plan", "shares", value=[1, 4])
+    refused("order are not", "runs", 0, "order", "seed", value=1)
+    refused("batch are not", "runs", 0, "batch", "pieces", value=[[0, 9]])
+    refused("dataset are not", "runs", 0, "sources", 0, "recipe", value={})
+    refused("damaged: .*pieces", "runs", 0, "batch", value={})
+    refused("names source 7", "runs", 0, "plan", "children", 0, value={"node": "source", "source": 7})
+    refused("no size of shards", "runs", 0, "sources", 1, "shards", value="10xx")
+    refused("damaged: .*shards", "runs", 0, "sources", 1, "shards", value="19")
+    for text in ("{", "[]", "\xff"):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(StateError, match=r"damaged|no saved run"):
+            read_run_file(path)
+    with pytest.raises(StateError, match="cannot be read"):
+        read_run_file(tmp_path / "missing.json")

@@ -1,0 +1,384 @@
+"""Every kind of inner node against one that goes step by step, both ways, for drawn trees of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from headrace.plan import (
+    BlendTree,
+    Branch,
+    Concat,
+    Leaf,
+    Limit,
+    Node,
+    Order,
+    Plan,
+    Repeat,
+    Schedule,
+    Shards,
+    exact_weights,
+    leaf_counts,
+    leaves,
+    linear_ramp,
+    node_recipe,
+    quantised,
+    rounded,
+)
+
+SIZES = (1, 2, 3, 7, 40)
+
+
+def leaf(draw: st.DrawFn, path: str) -> Leaf:
+    size = draw(st.sampled_from(SIZES))
+    if draw(st.booleans()):
+        return Leaf(path, size)
+    first = draw(st.integers(0, size - 1))
+    shards = Shards([0, size // 2, size]) if draw(st.booleans()) else None
+    return Leaf(path, size, shards).subset(first, size)
+
+
+def ended(draw: st.DrawFn, path: str, depth: int) -> Node:
+    """A node with a pass."""
+    kind = draw(st.sampled_from(["leaf", "repeats", "concat", "limit", "repeat"])) if depth else "leaf"
+    if kind == "leaf":
+        return leaf(draw, path)
+    if kind == "limit":
+        child = draw(st.sampled_from([ended, endless]))(draw, path, depth - 1)
+        return Limit(path, child, draw(st.integers(1, child.num_samples or 20)))
+    if kind == "repeat":
+        child = ended(draw, path, depth - 1)
+        return Repeat(path, child, draw(st.integers(1, 3 * (child.num_samples or 1))))
+    children = tuple(ended(draw, f"{path}/{i}", depth - 1) for i in range(draw(st.integers(1, 3))))
+    if kind == "concat":
+        return Concat(path, children)
+    block = draw(st.sampled_from([1, 1, 2, 5]))
+    shares = tuple(draw(st.lists(st.integers(0, 9), min_size=len(children), max_size=len(children)).filter(any)))
+    return Branch(path, children, shares, sum(shares) * block, block)
+
+
+def endless(draw: st.DrawFn, path: str, depth: int) -> Node:
+    children = tuple(
+        draw(st.sampled_from([ended, ended, endless]) if depth > 1 else st.just(ended))(
+            draw, f"{path}/{i}", max(0, depth - 1)
+        )
+        for i in range(draw(st.integers(1, 4)))
+    )
+    weights = draw(st.lists(st.floats(0.1, 10), min_size=len(children), max_size=len(children)))
+    return Branch(path, children, tuple(quantised(weights)), None, draw(st.sampled_from([1, 1, 3])))
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Node:
+    """Some leaves, in trees of some of them each."""
+    sources = [leaf(draw, f"s{i}") for i in range(4)]
+    segments, begin = [], 0
+    for number in range(draw(st.integers(1, 4))):
+        some = draw(st.lists(st.sampled_from(sources), min_size=1, max_size=4, unique_by=lambda one: one.path))
+        weights = draw(st.lists(st.floats(0.1, 10), min_size=len(some), max_size=len(some)))
+        tree: Node = Branch(f"{number}", tuple(some), tuple(quantised(weights)), None, draw(st.sampled_from([1, 4])))
+        if draw(st.integers(0, 3)) == 0:
+            tree = Concat(f"{number}", tuple(some))
+        if draw(st.integers(0, 3)) == 0:
+            tree = Limit(f"{number}", tree, draw(st.integers(1, tree.num_samples or 9)))
+        segments.append((begin, tree))
+        begin += draw(st.integers(1, 60))
+    root: Node = Schedule("", tuple(segments))
+    return Branch("", (root, Leaf("other", 5)), (3, 1), None) if draw(st.booleans()) else root
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Node:
+    return draw(st.sampled_from([ended, endless]))(draw, "root", 3)
+
+
+def plainly(node: Node, counters: Counter[str]) -> Iterator[tuple[str, int]]:
+    """(path, rank in the leaf) for ever, from counters and iterators that remember."""
+    if isinstance(node, Leaf):
+        while True:
+            counters[node.path] += 1
+            yield node.path, counters[node.path] - 1
+    if isinstance(node, Schedule):
+        ends = [begin for begin, _ in node.segments[1:]]
+        for (begin, tree), end in zip(node.segments, [*ends, 1 << 40], strict=True):
+            yield from islice(plainly(tree, counters), end - begin)
+    streams = [plainly(child, counters) for child in node.children]
+    if isinstance(node, Branch):
+        position = 0
+        while True:
+            chosen = int(BlendTree(node.shares).split(np.array([position]))[0][0])
+            yield from islice(streams[chosen], node.block_samples)
+            position += 1
+    while True:
+        if isinstance(node, Concat):
+            for child, stream in zip(node.children, streams, strict=True):
+                yield from islice(stream, child.num_samples)
+        if isinstance(node, Repeat):
+            yield from islice(streams[0], node.num_samples)
+        if isinstance(node, Limit):
+            yield from islice(streams[0], node.num_samples - 1)
+            last = next(streams[0])
+            # What a pass leaves out is passed over with its last sample.
+            list(islice(streams[0], (node.child.num_samples or node.num_samples) - node.num_samples))
+            yield last
+
+
+def check_both_ways(root: Node, kind: str) -> None:
+    number = 250
+    plan = Plan(root, Order(kind=kind, seed=5, max_samples_per_sequence=2, parallel_shard_iters=2))
+    paths = [one.path for one in plan.leaves]
+    found = plan.lookup(np.arange(number, dtype=np.int64))
+    wanted = list(islice(plainly(root, Counter()), number))
+    assert [paths[source] for source in found.sources.tolist()] == [path for path, _ in wanted]
+    sizes = np.array([one.num_samples for one in plan.leaves])[found.sources]
+    assert found.epochs.tolist() == (np.array([rank for _, rank in wanted]) // sizes).tolist()
+    firsts = np.array([one.first_sample for one in plan.leaves])[found.sources]
+    assert ((found.indices >= firsts) & (found.indices < firsts + sizes)).all()
+
+    # Where each sample comes: exactly the positions at which it was found.
+    for position in (0, 57, 249):
+        source, index = int(found.sources[position]), int(found.indices[position])
+        mine = np.flatnonzero((found.sources == source) & (found.indices == index))
+        seen = plan.find(source, index, begin=0, end=number)
+        assert np.array_equal(seen.positions, mine)
+        assert np.array_equal(seen.epochs, found.epochs[mine])
+        later = plan.find(source, index, begin=position, end=number)
+        assert np.array_equal(later.positions, mine[mine >= position])
+
+
+@settings(max_examples=80, deadline=None)
+@given(trees(), st.sampled_from(["full", "none", "shards"]))
+def test_trees_as_step_by_step(root: Node, kind: str) -> None:
+    check_both_ways(root, kind)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedules(), st.sampled_from(["full", "shards"]))
+def test_schedules_as_step_by_step(root: Node, kind: str) -> None:
+    check_both_ways(root, kind)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(trees(), schedules()), st.integers(0, 400))
+def test_how_far_each_source_has_come(root: Node, position: int) -> None:
+    counters: Counter[str] = Counter()
+    for _ in islice(plainly(root, counters), position):
+        pass
+    assert {path: count for path, count in leaf_counts(root, position).items() if count} == +counters
+    plan = Plan(root, Order())
+    assert plan.counts(position) == [counters[one.path] for one in plan.leaves]
+
+
+@pytest.mark.parametrize("kind", ["full", "shards"])
+def test_a_schedule_within_a_segment(kind: str) -> None:
+    a, b = Leaf("a", 7), Leaf("b", 40, Shards([0, 9, 40]))
+    mixes = [Branch("", (a, b), tuple(quantised(weights)), None) for weights in ((1, 2), (3, 1), (1, 1))]
+    inner = Schedule("inner", ((0, mixes[1]), (31, b), (60, mixes[2])))
+    check_both_ways(Schedule("", ((0, mixes[0]), (50, inner), (170, Concat("c", (b, a))))), kind)
+
+
+def repeated(draw: st.DrawFn, path: str, depth: int) -> Node:
+    """Exact repeats, within exact repeats."""
+    if not depth or draw(st.booleans()):
+        return Leaf(path, draw(st.sampled_from(SIZES)))
+    children = [repeated(draw, f"{path}/{i}", depth - 1) for i in range(draw(st.integers(1, 4)))]
+    numbers = draw(st.lists(st.sampled_from([1, 2, 3, 0.5, 1.5, 2.75]), min_size=len(children), max_size=len(children)))
+    counts = tuple(
+        max(1, rounded(Fraction(number) * (child.num_samples or 0)))
+        for number, child in zip(numbers, children, strict=True)
+    )
+    if draw(st.booleans()):
+        parts = (Repeat(child.path, child, count) for child, count in zip(children, counts, strict=True))
+        return Concat(path, tuple(parts))
+    return Branch(path, tuple(children), counts, sum(counts))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.composite(repeated)("root", 3))
+def test_exact_counts_an_epoch_and_a_repetition(root: Node) -> None:
+    passes = 3
+    length = root.num_samples
+    assert length is not None
+    plan = Plan(root, Order(seed=2))
+    found = plan.lookup(np.arange(min(passes * length, 2_000), dtype=np.int64))
+    for done in range(1, passes + 1):
+        if done * length > len(found.sources):
+            break
+        counts = np.bincount(found.sources[: done * length], minlength=len(plan.leaves))
+        assert counts.tolist() == plan.counts(done * length)
+        of_children: Counter[str] = Counter()
+        for one, count in zip(plan.leaves, counts.tolist(), strict=True):
+            of_children[one.path.split("/")[1] if "/" in one.path else ""] += count
+        for number, count in enumerate(root.counts(length) if not isinstance(root, Leaf) else ()):
+            assert of_children[str(number)] == done * count, "exactly so many in every pass"
+    for source, one in enumerate(plan.leaves):
+        mine = found.sources == source
+        epochs, indices = found.epochs[mine], found.indices[mine]
+        assert np.array_equal(epochs, np.arange(epochs.size) // one.num_samples)
+        for number in range(epochs.size // one.num_samples):
+            assert np.array_equal(np.sort(indices[epochs == number]), np.arange(one.num_samples))
+
+
+def test_blocks_lie_in_one_source_each() -> None:
+    root = Branch("", (Leaf("a", 10), Leaf("b", 1_000)), tuple(quantised([1, 2])), None, block_samples=8)
+    sources = Plan(root, Order()).lookup(np.arange(8 * 300)).sources.reshape(-1, 8)
+    assert (sources == sources[:, :1]).all()
+    counts = np.cumsum(sources[:, 0] == 0)
+    assert np.abs(counts - np.arange(1, 301) / 3).max() < 2, "within two blocks"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)).filter(any), min_size=1, max_size=6),
+    st.integers(1, 3_000),
+    st.integers(1, 30),
+)
+def test_a_ramp_keeps_to_its_weights_in_every_segment(
+    weights: list[tuple[float, float]], length: int, segments: int
+) -> None:
+    first, last = zip(*weights, strict=True)
+    if not any(first) or not any(last):
+        with pytest.raises(ConfigError, match="one is above"):
+            linear_ramp(first, last, begin=0, end=length, num_segments=segments)
+        return
+    sources = tuple(Leaf(f"s{i}", 7 + i) for i in range(len(weights)))
+    ramp = linear_ramp(first, last, begin=0, end=length, num_segments=segments)
+    assert len(ramp) == min(segments, length) + 1
+    root = Schedule("", tuple((begin, Branch(f"{begin}", sources, shares, None)) for begin, shares in ramp))
+    found = Plan(root, Order()).lookup(np.arange(length + 500, dtype=np.int64))
+    borders = [begin for begin, _ in ramp] + [length + 500]
+    for (begin, shares), end in zip(ramp, borders[1:], strict=True):
+        prefix = np.arange(1, end - begin + 1)[:, None]
+        counts = np.cumsum(found.sources[begin:end, None] == np.arange(len(sources)), axis=0)
+        assert np.abs(counts - prefix * (np.array(shares) / sum(shares))).max(initial=0) < 2
+    for source, one in enumerate(sources):
+        epochs = found.epochs[found.sources == source]
+        assert np.array_equal(epochs, np.arange(epochs.size) // one.num_samples), "epochs go on from one to the next"
+
+
+def test_a_ramp_by_hand() -> None:
+    half = 1 << 30
+    ramp = linear_ramp((1, 0), (0, 1), begin=100, end=104, num_segments=2)
+    assert ramp == (
+        (100, (half + half // 2, half // 2)),
+        (102, (half // 2, half + half // 2)),
+        (104, (0, 2 * half)),
+    )
+    assert len(linear_ramp((1, 1), (1, 3), begin=0, end=10**9)) == 1_025
+    for wrong in ({"end": 0}, {"end": 9, "num_segments": 1_025}, {"end": 9, "num_segments": 0}):
+        with pytest.raises(ConfigError, match=r"1 to 1,024 segments"):
+            linear_ramp((1,), (1,), begin=0, **wrong)
+    with pytest.raises(ConfigError, match="at both ends"):
+        linear_ramp((1,), (1, 2), begin=0, end=5)
+    with pytest.raises(ConfigError, match="not below 0"):
+        linear_ramp((1, -1), (1, 2), begin=0, end=5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(0, 20), st.integers(1, 2**50)), min_size=1, max_size=12).filter(any),
+    st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=10),
+)
+def test_a_blend_is_undone_and_counted_at_any_size(shares: list[int], positions: list[int]) -> None:
+    tree = BlendTree(shares)
+    given_positions = np.array(positions, dtype=np.int64)
+    sources, ranks = tree.split(given_positions)
+    for position, source, rank in zip(positions, sources.tolist(), ranks.tolist(), strict=True):
+        assert tree.join(source, np.array([rank])).tolist() == [position]
+        counts = tree.counts(position)
+        assert counts[source] == rank
+        assert sum(counts) == position
+        after = tree.counts(position + 1)
+        assert after[source] == rank + 1
+
+
+def test_trace_of_a_great_run_is_arithmetic() -> None:
+    sizes = [10**10, 3 * 10**9, 77]
+    weights = exact_weights([0.7, 0.2999, 0.0001])
+    sources = tuple(Leaf(f"s{i}", size, Shards.whole(size)) for i, size in enumerate(sizes))
+    plan = Plan(Branch("", sources, tuple(quantised(weights)), None), Order(kind="shards"))
+    positions = np.array([0, 98_456_789_012, 10**11 - 1])
+    found = plan.lookup(positions)
+    for position, source, index in zip(positions.tolist(), found.sources.tolist(), found.indices.tolist(), strict=True):
+        seen = plan.find(source, index, begin=0, end=10**11)
+        assert position in seen.positions.tolist()
+        again = plan.lookup(seen.positions)
+        assert (again.sources == source).all()
+        assert (again.indices == index).all()
+        assert np.array_equal(again.epochs, seen.epochs)
+        assert np.array_equal(seen.epochs, np.arange(seen.epochs.size)), "once in every epoch"
+        assert seen.epochs.size - plan.counts(10**11)[source] // sizes[source] in (0, 1)
+
+
+def test_the_same_source_in_two_places_has_two_orders() -> None:
+    twice = Concat("", (Leaf("first/web", 500), Leaf("second/web", 500)))
+    found = Plan(twice, Order()).lookup(np.arange(1_000)).indices
+    assert not np.array_equal(found[:500], found[500:])
+    shared = Schedule("", ((0, Leaf("web", 500)), (250, Leaf("web", 500))))
+    assert np.array_equal(
+        Plan(shared, Order()).lookup(np.arange(900)).indices,
+        Plan(Leaf("web", 500), Order()).lookup(np.arange(900)).indices,
+    )
+
+
+def test_recipes_name_what_decides() -> None:
+    old = Branch("", (Leaf("a", 3), Leaf("b", 4)), (1, 2), 3)
+    assert node_recipe(old) == {
+        "path": "",
+        "num_samples": 3,
+        "shares": [1, 2],
+        "children": [{"path": "a", "num_samples": 3}, {"path": "b", "num_samples": 4}],
+    }
+    a, b = old.children
+    variants: list[Node] = [
+        old,
+        Branch("", (a, b), (1, 2), 6, 2),
+        Branch("", (a, Leaf("b", 4, Shards([0, 1, 4]))), (1, 2), 3),
+        Branch("", (a, Leaf("b", 4, Shards([0, 2, 4]))), (1, 2), 3),
+        Branch("", (a, Leaf("b", 5).subset(1, 5)), (1, 2), 3),
+        Concat("", (a, b)),
+        Limit("", old, 2),
+        Repeat("", old, 2),
+        Schedule("", ((0, a), (5, b))),
+        Schedule("", ((0, a), (6, b))),
+    ]
+    assert len({str(node_recipe(node)) for node in variants}) == len(variants)
+
+
+def test_what_cannot_be_mixed_is_refused() -> None:
+    web, mix = Leaf("web", 10), Branch("mix", (Leaf("a", 3),), (1 << 31,), None)
+    with pytest.raises(ConfigError, match="block_samples is at least 1"):
+        Branch("", (web,), (1,), None, 0)
+    with pytest.raises(ConfigError, match="5 samples a pass, and its shares are 2 blocks of 2"):
+        Branch("", (web,), (2,), 5, 2)
+    with pytest.raises(ConfigError, match=r"endless are \['mix'\]"):
+        Concat("", (web, mix))
+    with pytest.raises(ConfigError, match="of 0 endless"):
+        Concat("", ())
+    for limit in (0, 11):
+        with pytest.raises(ConfigError, match="1 to its 10 samples"):
+            Limit("", web, limit)
+    with pytest.raises(ConfigError, match="any number"):
+        Limit("", mix, 0)
+    with pytest.raises(ConfigError, match="a pass has at least one"):
+        Repeat("", web, 0)
+    for segments in ((), ((1, web),), ((0, web), (0, web))):
+        with pytest.raises(ConfigError, match="begin at 0 and rise"):
+            Schedule("", segments)
+    with pytest.raises(ConfigError, match="not the same in all segments"):
+        Schedule("", ((0, web), (5, Leaf("web", 11))))
+    plan = Plan(Leaf("web", 10).subset(2, 5), Order())
+    for index in (1, 5):
+        with pytest.raises(ConfigError, match="has the samples 2 to 4"):
+            plan.find(0, index, begin=0, end=9)
+    with pytest.raises(ConfigError, match="positions run from 0"):
+        plan.find(0, 2, begin=5, end=4)
+    assert list(leaves(Schedule("", ((0, web), (5, web))))) == [web]

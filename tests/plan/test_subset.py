@@ -1,0 +1,73 @@
+"""Ranges of a source, with the numbers that Energon's own arithmetic gives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from headrace.plan import Subset
+
+
+@pytest.mark.parametrize(
+    ("given_range", "num_samples", "bounds"),
+    [
+        ([100, 900], 1_000, (100, 900)),
+        ([100, "end"], 1_000, (100, 1_000)),
+        (["25%", "75%"], 1_000, (250, 750)),
+        (["33%", "100%"], 78, (25, 78)),
+        (["10%", "90%"], 22, (2, 19)),
+        (["0%", "29%"], 100, (0, 28)),
+        (["80%", "end"], 10, (8, 10)),
+        ([5, 5], 10, (5, 5)),
+    ],
+)
+def test_one_range(given_range: list[int | str], num_samples: int, bounds: tuple[int, int]) -> None:
+    """int(100 * 0.29) is 28: the floats are Energon's."""
+    assert Subset.of(given_range).bounds(num_samples) == bounds
+
+
+def test_ranges_of_ranges() -> None:
+    half = Subset.of(["0%", "50%"])
+    assert Subset.of(["25%", "75%"]).inside(half).bounds(1_000) == (250, 500)
+    assert Subset.of([100, 200]).inside(half).bounds(1_000) == (100, 150)
+    assert Subset.of([100, 200]).inside(half.inside(Subset.of(["10%", "20%"]))).bounds(1_000) == (105, 110)
+    assert Subset().inside(half).bounds(7) == (0, 3)
+    assert half.inside(None) == half
+
+
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 10**6))
+def test_parts_lie_within(low: int, high: int, num_samples: int) -> None:
+    low, high = sorted((low, high))
+    begin, end = Subset.of([f"{low}%", f"{high}%"]).bounds(num_samples)
+    assert 0 <= begin <= end <= num_samples
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ([1], "two ends"),
+        ("10%", "two ends"),
+        ([3, 2], "from 0 on and rise"),
+        ([-1, 2], "from 0 on and rise"),
+        ([1, "50%"], "the end 1"),
+        (["10%", 50], "the end 50"),
+        (["101%", "end"], "'101%'"),
+        (["x%", "50%"], "'x%'"),
+        (["60%", "50%"], "begins after its end"),
+        (["end", "end"], "'end'"),
+    ],
+)
+def test_what_is_no_range_is_refused(wrong: list[int | str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Subset.of(wrong)
+
+
+def test_ranges_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not within the 10 samples"):
+        Subset.of([5, 11]).bounds(10)
+    with pytest.raises(ConfigError, match="not within the 10 samples"):
+        Subset.of([11, "end"]).bounds(10)
+    with pytest.raises(ConfigError, match="give percentages"):
+        Subset.of(["0%", "50%"]).inside(Subset.of([1, 2]))

@@ -1,0 +1,346 @@
+"""Clips are exactly the slices of the whole that their times say, in every container."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import media_made
+from headrace.errors import ConfigError, DecodeError, MissingExtraError
+from headrace.samples.media import AVData, AVDecoder, SampleDecoder, get_clips_uniform, get_single_frames_uniform
+from headrace.samples.media.decoding.av.video import FrameTimes, frame_range, stacked_frames
+
+INF = float("inf")
+VIDEOS = {
+    "mp4": ("mp4", "mpeg4"),
+    "b.mp4": ("mp4", "libx264"),
+    "mov": ("mov", "mpeg4"),
+    "mkv": ("matroska", "libx264"),
+    "webm": ("webm", "libvpx"),
+    "avi": ("avi", "mpeg4"),
+    "flv": ("flv", "flv1"),
+}
+SOUNDS = {"wav": ("wav", "pcm_s16le", 2), "flac": ("flac", "flac", 1), "mp3": ("mp3", "libmp3lame", 1)}
+
+
+def video(name: str) -> bytes:
+    return media_made.video(*VIDEOS[name], b_frames=2 if name == "b.mp4" else 0)
+
+
+def with_sound() -> bytes:
+    return media_made.video("mp4", "mpeg4", sound="aac")
+
+
+def frames_of(name: str) -> np.ndarray[Any, Any]:
+    """All frames as PyAV itself decodes them, (30, 3, H, W)."""
+    with av.open(io.BytesIO(video(name))) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    return np.stack(frames).transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_whole_video(name: str) -> None:
+    found = AVDecoder(video(name)).get_video()
+    assert isinstance(found, AVData)
+    (clip,), (times,) = found.video_clips, found.video_timestamps
+    assert clip.dtype == torch.uint8
+    assert clip.shape == (30, 3, 48, 64)
+    assert np.array_equal(clip.numpy(), frames_of(name))
+    assert times == pytest.approx((0, 1.2))
+    assert (found.audio_clips, found.audio_timestamps) == ([], [])
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_clips_by_frames_are_slices(name: str) -> None:
+    whole = frames_of(name)
+    ranges = [(0, 0), (3, 7), (5, 5), (12, 20), (2, 3), (25, 40), (0, INF), (29, 29), (8, 8), (7, 9), (28, 29), (0, 1)]
+    clips, times = AVDecoder(video(name), arrays="numpy").get_video_clips(ranges, "frames")
+    assert len(clips) == len(ranges)
+    for clip, (begin, end), (shown, gone) in zip(clips, ranges, times, strict=True):
+        last = int(min(end, 29))
+        assert np.array_equal(clip, whole[int(begin) : last + 1])
+        assert shown == pytest.approx(begin / 25, abs=1e-3)
+        assert gone == pytest.approx((last + 1) / 25, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_clips_by_seconds(name: str) -> None:
+    whole = frames_of(name)
+    cases = {(0, 0.1): (0, 2), (0.5, 0.9): (12, 22), (0.21, 0.21): (5, 5), (0.05, 0.3): (1, 7), (1.0, 9.0): (25, 29)}
+    clips, _ = AVDecoder(video(name), arrays="numpy").get_video_clips(list(cases))
+    for clip, (first, last) in zip(clips, cases.values(), strict=True):
+        assert np.array_equal(clip, whole[first : last + 1])
+
+
+@given(ranges=st.lists(st.tuples(st.integers(0, 29), st.integers(0, 35)).map(sorted), min_size=1, max_size=5))
+@settings(max_examples=15, deadline=None)
+def test_any_order_of_clips(ranges: list[list[int]]) -> None:
+    ranges = [pair for pair in ranges if pair[0] < 30] or [[0, 0]]
+    whole = frames_of("b.mp4")
+    clips, _ = AVDecoder(video("b.mp4"), arrays="numpy").get_video_clips([(a, b) for a, b in ranges], "frames")
+    assert len(clips) == len(ranges)
+    for clip, (begin, end) in zip(clips, ranges, strict=True):
+        assert np.array_equal(clip, whole[begin : end + 1])
+
+
+class Stream(NamedTuple):
+    """A stream of which only the time base is asked."""
+
+    time_base: Fraction
+
+
+@pytest.mark.parametrize(
+    ("clip", "from_start", "wanted"),
+    [
+        ((0, 0), True, [0]),
+        ((0.0, 0.0999), True, [0]),
+        ((0.0, 0.1), True, [0, 1]),
+        ((0.5, 0.6), True, [1]),
+        ((0.99, 1.0), True, [1, 2]),
+        ((0.2, INF), True, [1, 2]),
+        ((1.05, 9), True, [2]),
+        ((1.2, 9), True, []),
+        # Without the shift, time runs from the container's zero: the first frame comes at 2 s.
+        ((0, 1), False, [0]),
+        ((2.5, 2.6), False, [1]),
+        ((3.3, 4), False, []),
+    ],
+)
+def test_frames_shown_at_uneven_times(clip: tuple[float, float], from_start: bool, wanted: list[int]) -> None:
+    found = FrameTimes([2000, 2100, 3000], [2000], 3200)
+    stream = Stream(Fraction(1, 1000))
+    assert list(frame_range(found, *clip, "seconds", stream, from_start)) == wanted
+    assert list(frame_range(FrameTimes([], [], 0), *clip, "seconds", stream, from_start)) == []
+
+
+def test_frames_that_change_in_size() -> None:
+    frames = [av.VideoFrame(64, 48, "rgb24"), av.VideoFrame(32, 48, "rgb24")]
+    for number, frame in enumerate(frames):
+        frame.pts, frame.time_base = number, Fraction(1, 25)
+    with pytest.raises(DecodeError, match="the frames change from 64 x 48 to 32 x 48 pixels; say video_out_frame_size"):
+        stacked_frames(iter(frames), 2, {})
+    found = stacked_frames(iter(frames), 5, {"width": 16, "height": 8})
+    assert found is not None
+    assert (found[0].shape, found[1]) == ((2, 3, 8, 16), (0.0, 0.04))
+    assert stacked_frames(iter([]), 3, {}) is None
+    with pytest.raises(DecodeError, match=r"the clip of 1,125,899,906,842,624 frames of 64 x 48 pixels takes 10,\d+"):
+        stacked_frames(iter(frames), 1 << 50, {})
+
+
+def test_a_clip_beyond_the_end_is_left_out() -> None:
+    decoder = AVDecoder(video("mp4"))
+    assert decoder.get_video_clips([(30, 40)], "frames") == ([], [])
+    assert decoder.get_video_clips([(1.2, 2), (0, 0)])[1] == [(0.0, 0.04)]
+
+
+@pytest.mark.parametrize("unit", ["frames", "seconds"])
+@pytest.mark.parametrize("clip", [(-1, 2), (3, 2), (INF, INF), (float("nan"), 1)])
+def test_impossible_clips(clip: tuple[float, float], unit: Any) -> None:
+    with pytest.raises(DecodeError, match="it begins at 0 or later and ends no earlier"):
+        AVDecoder(video("mp4")).get_video_clips([clip], unit)
+    with pytest.raises(DecodeError, match="it begins at 0 or later"):
+        AVDecoder(with_sound()).get_audio_clips([clip])
+
+
+def test_scaled_frames() -> None:
+    found = AVDecoder(video("mp4")).get_clips([(0, 3)], video_unit="frames", video_out_frame_size=(32, 20))
+    assert found.video_clips is not None
+    assert found.video_clips[0].shape == (4, 3, 20, 32)
+    whole = frames_of("mp4")[:4]
+    assert abs(found.video_clips[0].float().mean() - whole.mean()) < 3
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+def test_sound(name: str) -> None:
+    decoder = AVDecoder(media_made.sound(*SOUNDS[name]), arrays="numpy")
+    found = decoder.get_audio()
+    (whole,), ((begin, end),) = found.audio_clips, found.audio_timestamps
+    assert whole.shape == (SOUNDS[name][2], 32_000)
+    assert end - begin == pytest.approx(2)
+    if name != "mp3":
+        assert np.array_equal(whole[0], media_made.tone(2.0))
+        assert np.array_equal(whole[-1], media_made.tone(2.0))
+    assert not decoder.has_video_stream()
+    assert decoder.has_audio_stream()
+    assert decoder.get_audio_samples_per_second() == 16_000
+    rate = 16_000
+    for clip in [(0, 0.5), (0.3, 0.9), (0.5, INF), (0.1, 0.11), (1.1, 1.2), (1.5, 3), (0.9, 1.0)]:
+        (piece,), (times,) = decoder.get_audio_clips([clip])
+        first = round((max(clip[0], begin) - begin) * rate)
+        last = 32_000 if clip[1] > end else round((clip[1] - begin) * rate)
+        assert np.array_equal(piece, whole[:, first:last])
+        assert times == pytest.approx((max(clip[0], begin), min(clip[1], end)))
+    assert decoder.get_audio_clips([(9, 10)]) == ([], [])
+
+
+def test_sound_by_samples() -> None:
+    decoder = AVDecoder(media_made.sound("flac", "flac"))
+    clips, times = decoder.get_audio_clips([(1000, 5000), (31_999, 40_000)], "samples")
+    assert torch.equal(clips[0][0], torch.from_numpy(media_made.tone(2.0)[1000:5000]))
+    assert clips[1].shape == (1, 1)
+    assert times[0] == pytest.approx((0.0625, 0.3125))
+
+
+def test_video_with_sound() -> None:
+    decoder = AVDecoder(with_sound(), arrays="numpy")
+    found = decoder.get_video_with_audio()
+    assert found.video_clips[0].shape == (30, 3, 48, 64)
+    whole = found.audio_clips[0]
+    assert whole.dtype == np.float32
+    tone = media_made.tone(1.2) / 32768
+    assert np.abs(whole[0, 2000:18_000] - tone[2000:18_000]).mean() < 0.02
+    for begin, end in [(0.1, 0.2), (0.6, 0.61), (0, 0.5)]:
+        (piece,), _ = decoder.get_audio_clips([(begin, end)])
+        assert np.array_equal(piece, whole[:, round(begin * 16_000) : round(end * 16_000)])
+
+
+def test_forms() -> None:
+    data = with_sound()
+    lazy = SampleDecoder().decode("MP4", data)
+    assert isinstance(lazy, AVDecoder)
+    assert lazy.stream.read() == data
+    silent = SampleDecoder(av_decode="torch").decode("mp4", data)
+    assert isinstance(silent.video_clips[0], torch.Tensor)
+    assert silent.audio_clips == []
+    loud = SampleDecoder(av_decode="torch", video_decode_audio=True).decode("mp4", data)
+    assert loud.audio_clips[0].shape[0] == 1
+    assert isinstance(SampleDecoder(av_decode="numpy").decode("mp4", data).video_clips[0], np.ndarray)
+    assert SampleDecoder(av_decode="torch").decode("wav", media_made.sound("wav", "pcm_s16le")).video_clips == []
+    mute = SampleDecoder(av_decode="torch", video_decode_audio=True).decode("mp4", video("mp4"))
+    assert (len(mute.video_clips), mute.audio_clips) == (1, [])
+    with SampleDecoder(av_decode="pyav").decode("mp4", data) as container:
+        assert container.streams.video[0].frames == 30
+    assert isinstance(SampleDecoder(guess_content=True).decode("blob", video("webm")), AVDecoder)
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_metadata_of_video(name: str) -> None:
+    decoder = AVDecoder(video(name))
+    found = decoder.get_metadata()
+    assert (found.video_num_frames, found.video_width, found.video_height) == (30, 64, 48)
+    assert found.video_fps == pytest.approx(25)
+    assert found.video_duration == pytest.approx(1.2, abs=0.05)
+    assert (found.audio_duration, found.audio_channels) == (None, None)
+    assert decoder.get_video_fps() == pytest.approx(25)
+    assert decoder.get_video_duration(get_frame_count=True)[1] == 30
+    assert (decoder.has_video_stream(), decoder.has_audio_stream()) == (True, False)
+    assert decoder.get_audio_duration() is None
+    nothing = decoder.get_metadata(False, get_audio=False)
+    assert (nothing.video_fps, nothing.video_width) == (None, None)
+
+
+def test_metadata_of_sound() -> None:
+    found = AVDecoder(media_made.sound("wav", "pcm_s16le", 2)).get_metadata(get_audio_num_samples=True)
+    assert (found.audio_num_samples, found.audio_channels, found.audio_sample_rate) == (32_000, 2, 16_000)
+    assert found.audio_duration == pytest.approx(2)
+    assert found.video_num_frames is None
+
+
+def test_uniform_frames() -> None:
+    decoder = AVDecoder(video("mkv"))
+    frames, times = get_single_frames_uniform(decoder, 5, return_timestamps=True)
+    wanted = [0, 7, 15, 22, 29]
+    assert torch.equal(frames, torch.from_numpy(frames_of("mkv")[wanted]))
+    assert times == pytest.approx([number / 25 for number in wanted])
+    plain = get_single_frames_uniform(AVDecoder(video("mkv"), arrays="numpy"), 2, video_out_frame_size=(8, 6))
+    assert plain.shape == (2, 3, 6, 8)
+
+
+def test_uniform_clips() -> None:
+    decoder = AVDecoder(with_sound(), arrays="numpy")
+    found = get_clips_uniform(decoder, 0.3, 3, request_video=True, request_audio=True)
+    assert [clip.shape[1] for clip in found.audio_clips] == [4800, 4800, 4800]
+    assert [times[0] for times in found.audio_timestamps] == pytest.approx([0, 0.45, 0.9])
+    assert [len(clip) for clip in found.video_clips] == [8, 8, 8]
+
+
+def test_uniform_errors() -> None:
+    decoder = AVDecoder(video("mp4"))
+    with pytest.raises(ConfigError, match="neither video nor audio is requested"):
+        get_clips_uniform(decoder, 1, 1)
+    with pytest.raises(ConfigError, match="0 clips of 1 s"):
+        get_clips_uniform(decoder, 1, 0, request_video=True)
+    with pytest.raises(DecodeError, match="no duration of audio is found"):
+        get_clips_uniform(decoder, 1, 1, request_audio=True)
+    with pytest.raises(DecodeError, match=r"clips of 9 s are asked for, of a medium of 1\.200 s"):
+        get_clips_uniform(decoder, 9, 1, request_video=True)
+    with pytest.raises(DecodeError, match="no duration of video"):
+        get_single_frames_uniform(AVDecoder(media_made.sound("wav", "pcm_s16le")), 3)
+
+
+def test_missing_streams_and_units() -> None:
+    with pytest.raises(DecodeError, match="there is no sound"):
+        AVDecoder(video("mp4")).get_audio()
+    with pytest.raises(DecodeError, match="there is no video"):
+        AVDecoder(media_made.sound("wav", "pcm_s16le")).get_video()
+    with pytest.raises(DecodeError, match="there is no video"):
+        AVDecoder(media_made.sound("wav", "pcm_s16le")).get_video_fps()
+    with pytest.raises(DecodeError, match="there is no sound"):
+        AVDecoder(video("mp4")).get_audio_samples_per_second()
+    with pytest.raises(ConfigError, match="video_unit is 'samples'; known are frames and seconds"):
+        AVDecoder(video("mp4")).get_video_clips([(0, 1)], "samples")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="audio_unit is 'frames'"):
+        AVDecoder(video("mp4")).get_audio_clips([(0, 1)], "frames")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="open the file in binary mode"):
+        AVDecoder(io.StringIO("text"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("data", [b"", b"hello" * 100, b"\0\0\0\x18ftypmp42" + bytes(100)])
+def test_what_is_no_medium(data: bytes) -> None:
+    with pytest.raises(DecodeError, match="part 'mp4': cannot be opened as video or sound"):
+        SampleDecoder(av_decode="torch").decode("mp4", data)
+    # Lazy: nothing is wrong until it is asked for.
+    lazy = SampleDecoder().decode("mp4", data)
+    with pytest.raises(DecodeError, match="cannot be opened"):
+        lazy.get_video()
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_flipped_and_cut_bytes_decode_or_fail(name: str) -> None:
+    data = video(name)
+    random = np.random.default_rng(3)
+    decoder = SampleDecoder(av_decode="numpy", max_pixels=10_000)
+    for round_ in range(12):
+        broken = bytearray(data[: len(data) // 2] if round_ == 0 else data)
+        for at in random.integers(0, len(broken), 6):
+            broken[at] ^= 1 << int(random.integers(8))
+        found = media_made.outcome(decoder.decode, "mp4", bytes(broken))
+        assert isinstance(found, AVData) or found.part == "mp4"
+
+
+def test_frames_larger_than_allowed() -> None:
+    decoder = SampleDecoder(max_pixels=64 * 48 - 1).decode("mp4", video("mp4"))
+    with pytest.raises(DecodeError, match=r"64 x 48 pixels; allowed are 3,071"):
+        decoder.get_video()
+    assert SampleDecoder(max_pixels=64 * 48).decode("mp4", video("mp4")).get_video().video_clips[0].shape[0] == 30
+
+
+def test_pickles_as_its_bytes() -> None:
+    decoder = AVDecoder(io.BytesIO(video("mp4")))
+    decoder.get_video_clips([(0, 1)], "frames")
+    again = pickle.loads(pickle.dumps(decoder))
+    assert again.data == video("mp4")
+    assert len(again.get_video().video_clips[0]) == 30
+    assert repr(decoder) == f"<AVDecoder of {len(decoder.data):,} bytes>"
+
+
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = AVDecoder(video("mp4"))
+    with monkeypatch.context() as context:
+        context.setitem(sys.modules, "torch", None)
+        with pytest.raises(MissingExtraError, match=r"headrace\[torch\]"):
+            decoder.get_video()
+        assert AVDecoder(video("mp4"), arrays="numpy").get_video().video_clips
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[av\]'"):
+        decoder.get_video()

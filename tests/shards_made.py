@@ -1,0 +1,156 @@
+"""Folders and tables of small media, and `prepare_shards` with workers inside this process."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import io
+import json
+import os
+import tarfile
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.prepare.messages import Reply
+from headrace.prepare.shards import ShardOptions, prepare_shards
+from headrace.prepare.shards import run as shard_run
+from headrace.prepare.shards.messages import ShardOrder, ShardSetup
+from headrace.prepare.shards.worker import Worker
+from headrace.stores import Manifest
+
+PNG = b"\x89PNG\r\n\x1a\n"
+JPG = b"\xff\xd8\xff"
+Samples = Mapping[str, Mapping[str, bytes]]
+
+
+class InlineWorkers:
+    """Stands for `executor.Workers`. The order that came last is done first, so that much is done ahead of its turn."""
+
+    def __init__(self, num_workers: int, setup: ShardSetup, command: str) -> None:
+        self._num_workers = num_workers
+        self._worker = Worker(self, msgspec.structs.replace(setup, parent=os.getppid()))  # type: ignore[arg-type]
+        self._orders: deque[tuple[int, ShardOrder]] = deque()
+
+    def __enter__(self) -> InlineWorkers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return self._num_workers
+
+    def send_bytes(self, message: bytes) -> None:
+        """How far it is: nobody asks."""
+
+    def send(self, worker: int, order: ShardOrder) -> None:
+        encoded = msgspec.msgpack.encode(order)
+        self._orders.append((worker, msgspec.msgpack.decode(encoded, type=ShardOrder)))
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Reply]]:
+        if not self._orders:
+            return []
+        worker, order = self._orders.pop()
+        return [(worker, self._worker.handle(order))]
+
+
+@contextlib.contextmanager
+def inline() -> Iterator[None]:
+    """Small tasks, and workers in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_run, "Workers", InlineWorkers)
+        patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
+        patch.setattr("headrace.prepare.shards.tasks.GROUPS_A_TASK", 7)
+        patch.setattr("headrace.prepare.shards.tasks.choose_task_bytes", lambda size: 700)
+        patch.setattr("headrace.prepare.shards.planned.FLUSH_BYTES", 900)
+        yield
+
+
+def image(number: int, head: bytes = JPG) -> bytes:
+    """Bytes that begin as an image, of a size of their own."""
+    return head + bytes([number % 256]) * (20 + number * 37 % 900)
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Rows of a table: name of a file, caption, and something else."""
+    return [
+        {
+            "id": f"s{number}",
+            "file": f"pictures/{number:03d}.jpg",
+            "caption": f"caption {number} é",
+            "score": number / 4,
+        }
+        for number in range(count)
+    ]
+
+
+def write_pictures(folder: Path, count: int) -> None:
+    """The files of `rows`."""
+    (folder / "pictures").mkdir(parents=True)
+    for number in range(count):
+        (folder / "pictures" / f"{number:03d}.jpg").write_bytes(image(number))
+
+
+def write_table(path: Path, records: list[dict[str, Any]]) -> None:
+    """A table in the format of its name; bytes are base64 where it has none."""
+    if path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(records[0]), delimiter="," if path.suffix == ".csv" else "\t")
+            writer.writeheader()
+            writer.writerows([{name: _text(value) for name, value in record.items()} for record in records])
+    elif path.suffix == ".jsonl":
+        lines = [{name: _text(value) for name, value in record.items()} for record in records]
+        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.Table.from_pylist(records)
+        if path.suffix == ".parquet":
+            pq.write_table(table, path, row_group_size=9)
+        else:
+            with pa.ipc.new_file(path, table.schema) as file:
+                for batch in table.to_batches(max_chunksize=9):
+                    file.write_batch(batch)
+
+
+def _text(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def tar_of(samples: Samples) -> bytes:
+    """A shard as `tarfile` writes it."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for key, parts in samples.items():
+            for part, data in parts.items():
+                info = tarfile.TarInfo(f"{key}.{part}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+def read_all(folder: Path) -> dict[str, dict[str, bytes]]:
+    """All samples of the shards, by `tarfile`, in order."""
+    found: dict[str, dict[str, bytes]] = {}
+    for path in sorted(folder.glob("shard-*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                folder_name, _, base = member.name.rpartition("/")
+                key, _, part = base.partition(".")
+                file = tar.extractfile(member)
+                assert file is not None
+                found.setdefault(f"{folder_name}/{key}" if folder_name else key, {})[part] = file.read()
+    return found
+
+
+def prepare(inputs: Path | list[Path], output: Path, options: ShardOptions, **changes: Any) -> Manifest:
+    """`prepare_shards` with some options changed."""
+    inputs = inputs if isinstance(inputs, list) else [inputs]
+    return prepare_shards(inputs, output, options=msgspec.structs.replace(options, **changes))

@@ -1,0 +1,300 @@
+"""The small files of a dataset: YAML, braces, info, split, dataset.yaml."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError, StoreError
+from headrace.stores.energon import read_dataset, read_info, read_splits, write_info, write_splits
+from headrace.stores.energon.braces import MAX_EXPANDED, collapse, expand
+from headrace.stores.energon.config_file import read_yaml
+from headrace.stores.energon.splits import split_part
+
+GOLDEN = Path(__file__).parents[2] / "golden/energon"
+
+
+@pytest.mark.parametrize(("text", "wanted"), json.loads((GOLDEN / "yaml.json").read_text()))
+def test_yaml_is_read_as_energon_reads_it(text: str, wanted: Any) -> None:
+    found = read_yaml(text.encode(), "x.yaml")
+    assert found == wanted
+    assert repr(found) == repr(wanted)  # 1 == 1.0 == True
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("a:\nb: 1\n", {"a": None, "b": 1}), ("---\na: 1\n", {"a": 1}), ("", None), ("- a\n-\n", ["a", None])],
+)
+def test_yaml_that_energon_fails_on(text: str, wanted: Any) -> None:
+    assert read_yaml(text.encode(), "x.yaml") == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: {b: 1\n", r"x\.yaml: no YAML: .*line 2"),
+        ("\ta: 1\n", r"x\.yaml: no YAML"),
+        ("a: 1\n---\nb: 2\n", "several documents"),
+        ("? [1]\n: 2\n", "line 1: a key must be"),
+        ("[" * 200 + "]" * 200, "nested deeper than 100"),
+        ("a: \x00", "no YAML"),
+    ],
+)
+def test_yaml_that_is_malformed(text: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
+        read_yaml(text.encode(), "x.yaml")
+
+
+def test_bombs_of_aliases_do_not_grow() -> None:
+    text = "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True))
+    assert read_yaml(text.encode(), "x")["h"] == ["*g"] * 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("s.tar", ["s.tar"]),
+        ("s{08..10}", ["s08", "s09", "s10"]),
+        ("s{8..10}", ["s8", "s9", "s10"]),
+        ("{0..10..5}", ["0", "5", "10"]),
+        ("{3..1}", ["3", "2", "1"]),
+        ("{1..-1}", ["1", "0", "-1"]),
+        ("{-01..1}", ["-01", "000", "001"]),
+        ("{a..e..2}{1,2}", ["a1", "a2", "c1", "c2", "e1", "e2"]),
+        ("p{2.{5..6},3.{2,3}}", ["p2.5", "p2.6", "p3.2", "p3.3"]),
+        ("a{b}c", ["a{b}c"]),
+        ("a{{1,2}}", ["a{1}", "a{2}"]),
+        (r"a\{1,2\}", ["a{1,2}"]),
+        (r"{a\,b,c}", ["a,b", "c"]),
+        ("{,x}y", ["y", "xy"]),
+        ("{}", ["{}"]),
+        ("{1..3..0}", ["1", "2", "3"]),
+    ],
+)
+def test_braces(pattern: str, wanted: list[str]) -> None:
+    assert expand(pattern, "x") == wanted
+
+
+@pytest.mark.parametrize("pattern", ["{a", "a}", "{1{2,3}"])
+def test_braces_that_do_not_match(pattern: str) -> None:
+    with pytest.raises(StoreError, match=r"x: the braces of .* do not match"):
+        expand(pattern, "x")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{1..1000001}", "{0..99999}{0..99999}", "{{0..999},a}{0..9999}", "{1..99999999999}"]
+)
+def test_braces_stand_for_a_bounded_number_of_names(pattern: str) -> None:
+    with pytest.raises(StoreError, match=f"{MAX_EXPANDED:,}"):
+        expand(pattern, "x")
+
+
+@given(st.lists(st.from_regex(r"[a-b_]{0,2}[0-9]{1,3}[a_]?[0-9]{0,2}\.tar", fullmatch=True), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_collapsed_names_stand_for_the_names(names: list[str]) -> None:
+    patterns = collapse(sorted(names))
+    assert [name for pattern in patterns for name in expand(pattern, "x")] == sorted(names)
+    assert len(patterns) <= len(names)
+
+
+def test_collapsed_as_energon_does() -> None:
+    names = ["a_08", "a_09", "a_10", "b", "c_9", "c_10", "1_1", "1_2", "2_2", "2_3", "3_3"]
+    assert collapse(names) == ["a_{08..10}", "b", "c_9", "c_10", "1_{1..2}", "2_{2..3}", "3_3"]
+
+
+def meta(tmp_path: Path, name: str, text: str) -> Path:
+    (tmp_path / ".nv-meta").mkdir(exist_ok=True)
+    (tmp_path / ".nv-meta" / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["primary", "secondary"])
+def test_info_and_split_are_written_to_the_byte(tmp_path: Path, name: str) -> None:
+    info, splits = read_info(GOLDEN / name), read_splits(GOLDEN / name)
+    (tmp_path / ".nv-meta").mkdir()
+    write_info(tmp_path, info.shard_counts, info.energon_version)
+    write_splits(tmp_path, splits.parts)
+    for file in (".info.json", "split.yaml"):
+        assert (tmp_path / ".nv-meta" / file).read_bytes() == (GOLDEN / name / ".nv-meta" / file).read_bytes()
+
+
+def test_info_of_before_7(tmp_path: Path) -> None:
+    root = meta(tmp_path, ".info.yaml", "energon_version: 5.3\nshard_counts:\n  a/b.tar: 3\n  c.tar: 0\n")
+    info = read_info(root)
+    assert (info.energon_version, info.shard_counts) == ("5.3", {"a/b.tar": 3, "c.tar": 0})
+    meta(root, ".info.json", '{"shard_counts": {"d.tar": 1}}')
+    assert read_info(root).shard_counts == {"d.tar": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"shard_counts": {}, "shard_count": 1}', "unknown key 'shard_count'; did you mean 'shard_counts'"),
+        ('{"energon_version": "7"}', "has no shard_counts"),
+        ('{"shard_counts": []}', "expected a map, found a list"),
+        ('{"shard_counts": {"a.tar": -1}}', "'a.tar' must have a number of samples"),
+        ('{"shard_counts": {"a.tar": true}}', "found the bool True"),
+        ('{"shard_counts": {"../a.tar": 1}}', "may not leave their folder"),
+        ('{"shard_counts": {"/a.tar": 1}}', "may not leave their folder"),
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_info_that_is_malformed(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as caught:
+        read_info(meta(tmp_path, ".info.json", text))
+    assert ".info.json" in str(caught.value)
+
+
+def test_no_info(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"\.info\.json: missing.*headrace prepare"):
+        read_info(tmp_path)
+
+
+def test_unknown_keys_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = meta(tmp_path, ".info.json", '{"shard_counts": {"a.tar": 1}, "mine": 1}')
+    assert read_info(root, strict=False).shard_counts == {"a.tar": 1}
+    assert "unknown key 'mine'" in caplog.text
+
+
+def test_split_files_by_name(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"split\.yaml: missing, and no split\.json"):
+        read_splits(tmp_path)
+    meta(tmp_path, "split.json", '{"split_parts": {"train": ["a.tar"]}}')
+    assert read_splits(tmp_path).parts == {"train": ("a.tar",)}
+    meta(tmp_path, "split.yaml", "split_parts: {train: ['b{0..1}.tar', b0.tar]}\nexclude: ['b{1..2}.tar', b0.tar/k]")
+    splits = read_splits(tmp_path)
+    assert splits.parts == {"train": ("b0.tar", "b1.tar", "b0.tar")}
+    assert splits.exclude == {"b1.tar", "b2.tar", "b0.tar/k"}
+    meta(tmp_path, "mine.json", '{"split_parts": {"x": []}}')
+    assert read_splits(tmp_path, "mine.json").parts == {"x": ()}
+    with pytest.raises(StoreError, match=r"other\.yaml: missing; it lists"):
+        read_splits(tmp_path, "other.yaml")
+    meta(tmp_path, "mine.txt", "")
+    with pytest.raises(StoreError, match=r"mine\.txt: .*ends in \.yaml or \.json"):
+        read_splits(tmp_path, "mine.txt")
+    for name in ("../x.yaml", "/x.yaml"):
+        with pytest.raises(ConfigError, match="is named relative to"):
+            read_splits(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("split_part: {}", "unknown key 'split_part'; did you mean 'split_parts'"),
+        ("exclude: []", "has no split_parts"),
+        ("split_parts: {train: a.tar}", "train: expected a list of strings, found the str 'a.tar'"),
+        ("split_parts: {train: [1]}", "item 0 must be a string, found the int 1; quote it"),
+        ("split_parts: {train: ['a{']}", r"train: the braces of 'a\{' do not match"),
+        ("a", "expected a map"),
+    ],
+)
+def test_splits_that_are_malformed(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
+        read_splits(meta(tmp_path, "split.yaml", text))
+
+
+def test_parts(tmp_path: Path) -> None:
+    root = meta(tmp_path, ".info.json", '{"shard_counts": {"a/1.tar": 1, "a/2.tar": 2, "a": 3}}')
+    text = (
+        "split_parts: {train: [a/2.tar, a/1.tar, a], x: [b.tar], y: [], z: [a/1.tar]}\nexclude: [a/1.tar, a/2.tar/k/1]"
+    )
+    splits, info = read_splits(meta(root, "split.yaml", text)), read_info(root)
+    part = split_part(splits, "train", info)
+    assert part.listed == ("a/2.tar", "a/1.tar", "a")
+    assert part.shards == ("a/2.tar", "a")
+    # Both may hold slashes: the shard "a" may have a sample of this key.
+    assert part.keys == {"a/2.tar": {"k/1"}, "a": {"1.tar", "2.tar/k/1"}}
+    with pytest.raises(ConfigError, match="no part 'trian'; did you mean 'train'"):
+        split_part(splits, "trian", info)
+    with pytest.raises(StoreError, match=r"shard 'b\.tar' is not in .*info\.json"):
+        split_part(splits, "x", info)
+    with pytest.raises(StoreError, match="part 'y' has no shards: it lists none"):
+        split_part(splits, "y", info)
+    with pytest.raises(StoreError, match="part 'z' has no shards: all of its shards are excluded"):
+        split_part(splits, "z", info)
+
+
+def test_names_with_braces_are_written_so_that_they_are_read_back(tmp_path: Path) -> None:
+    (tmp_path / ".nv-meta").mkdir()
+    names = ["a{1}.tar", "a{2}.tar", "b\\1.tar", "c{1,2}.tar", "{.tar"]
+    for name in ("split.yaml", "split.json"):
+        write_splits(tmp_path, {"train": names, "no": []}, exclude=["a{1}.tar"], split_config=name)
+        splits = read_splits(tmp_path, name)
+        assert (list(splits.parts["train"]), splits.parts["no"], splits.exclude) == (names, (), {"a{1}.tar"})
+    with pytest.raises(ConfigError, match=r"named \.yaml or \.json"):
+        write_splits(tmp_path, {}, split_config="x.txt")
+
+
+TYPED = "sample_type: {__module__: megatron.energon, __class__: CaptioningSample}\n"
+
+
+def test_datasets(tmp_path: Path) -> None:
+    assert read_dataset(tmp_path) is None
+    found = read_dataset(meta(tmp_path, "dataset.yaml", TYPED + "field_map: {image: jpg, caption: 'txt,json[c]'}"))
+    assert found is not None
+    assert (found.kind, str(found.sample_type)) == ("typed", "megatron.energon.CaptioningSample")
+    assert found.field_map == {"image": "jpg", "caption": "txt,json[c]"}
+    meta(tmp_path, "l.yaml", TYPED + "sample_loader: s.py:load\npart_filter: [jpg]\nshuffle_over_epochs: 2")
+    found = read_dataset(tmp_path, "l.yaml")
+    assert found is not None
+    assert (found.sample_loader, found.part_filter, found.options) == (
+        "s.py:load",
+        ("jpg",),
+        {"shuffle_over_epochs": 2},
+    )
+    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {a: yes, b: 'yes'}"
+    found = read_dataset(meta(tmp_path, "c.yaml", crude), "c.yaml")
+    assert found is not None
+    assert (found.kind, found.subflavors, found.sample_type) == ("crude", {"a": True, "b": "yes"}, None)
+    old = "__module__: megatron.energon\n__class__: VQAWebdataset\nfield_map: {image: jpg}"
+    found = read_dataset(meta(tmp_path, "o.yaml", old), "o.yaml")
+    assert found is not None
+    assert (found.kind, found.sample_type and found.sample_type.name) == ("typed", "VQASample")
+    own = "__module__: my.code\n__class__: Mine\nanything: 1"
+    found = read_dataset(meta(tmp_path, "e.yaml", own), "e.yaml")
+    assert found is not None
+    assert (found.kind, str(found.class_ref), found.options) == ("other", "my.code.Mine", {"anything": 1})
+    functions = "sample_loader: {__module__: m, __function__: f}\npart_filter: {__module__: m, __function__: g}"
+    found = read_dataset(meta(tmp_path, "f.yaml", TYPED + functions), "f.yaml")
+    assert found is not None
+    assert (str(found.sample_loader), str(found.part_filter)) == ("m.f", "m.g")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("field_map: {image: jpg}", "has no sample_type; give one.*CrudeWebdataset"),
+        (TYPED, "neither field_map nor sample_loader"),
+        (TYPED + "field_map: {}\nsample_loader: x.py", "both field_map and sample_loader"),
+        (TYPED + "sample_loader: x.py", "no part_filter"),
+        (TYPED + "field_map: {image: jpg}\npart_filter: [jpg]", "part_filter goes with a sample_loader"),
+        (TYPED + "fieldmap: {image: jpg}", "unknown key 'fieldmap'; did you mean 'field_map'"),
+        (TYPED + "field_map: {image: 1}", "image must name a part"),
+        ("sample_type: CaptioningSample\nfield_map: {}", "sample_type: expected a map, found the str"),
+        ("sample_type: {__class__: X}\nfield_map: {}", "sample_type: a class is named by __module__ and __class__"),
+        ("sample_type: {__module__: a, __function__: f}\nfield_map: {}", "must be a class, found the function a.f"),
+        ("__module__: megatron.energon", "a class is named by"),
+        ("__module__: 1\n__class__: X", "__module__ must be a name, found the int 1"),
+        ("__module__: m\n__class__: CrudeWebdataset\nfield_map: {}", "field_map does not go with CrudeWebdataset"),
+        ("__module__: m\n__class__: VQAWebdataset\n" + TYPED, "it takes no sample_type"),
+        ("subflavors: 3", "subflavors: expected a map"),
+        (TYPED + "sample_loader: 3\npart_filter: [a]", "expected file.py:name"),
+        ("", "expected a map, found nothing"),
+    ],
+)
+def test_datasets_that_are_malformed(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as caught:
+        read_dataset(meta(tmp_path, "dataset.yaml", text))
+    assert re.match(r".*/\.nv-meta/dataset\.yaml: ", str(caught.value))
+
+
+def test_a_dataset_file_that_is_named_and_missing(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"mine\.yaml: missing; dataset_config"):
+        read_dataset(tmp_path, "mine.yaml")

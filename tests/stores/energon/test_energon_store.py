@@ -1,0 +1,224 @@
+"""What of a dataset is opened, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_made import write_tar
+from energon_prepared import prepared
+from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
+from headrace.stores import EnergonStore, IndexedWriter
+from headrace.stores.energon.numbering import Numbering
+
+
+def shard(*keys: str) -> list[tuple[str, bytes]]:
+    return [(f"{key}.txt", key.encode()) for key in keys]
+
+
+SHARDS = {"a.tar": shard("a0", "a1", "a2"), "b/b.tar": shard("b0", "b1"), "c.tar": shard("c0")}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    splits = {"train": ["c.tar", "a.tar", "c.tar"], "val": ["b/b.tar"], "both": ["a.tar", "b/b.tar"]}
+    return prepared(tmp_path, SHARDS, splits, ["a.tar/a1", "b/b.tar/b0", "b/b.tar/a2"])
+
+
+def keys(store: EnergonStore) -> list[str]:
+    return [sample.key for sample in store.read(np.arange(len(store)))]
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_parts(root: Path, with_index: bool, caplog: pytest.LogCaptureFixture) -> None:
+    if not with_index:
+        (root / ".nv-meta/index.sqlite").unlink()
+    store = EnergonStore(root, split_part="train")
+    assert keys(store) == ["c0", "a0", "a2", "c0"]
+    assert store.shards == ("c.tar", "a.tar", "c.tar")
+    assert store.shard_bounds.tolist() == [0, 1, 3, 4]
+    assert [store.read(np.array([1, 2]))[at].index for at in (0, 1)] == [0, 2]  # excluded samples are counted
+    assert [store.find(key) for key in ("c0", "a0", "a2")] == [0, 1, 2]
+    for key in ("a1", "b1", "x"):
+        with pytest.raises(KeyError, match=f"no sample '{key}' in train"):
+            store.find(key)
+    assert store.num_left_out == 1
+    assert keys(EnergonStore(root)) == ["a0", "a1", "a2", "b0", "b1", "c0"]
+    assert not caplog.records
+    assert keys(EnergonStore(root, split_part="both")) == ["a0", "a2", "b1"]
+    assert "excludes b/b.tar/a2, and there is no such sample" in caplog.text
+
+
+def test_opening_looks_at_no_shard(tmp_path: Path) -> None:
+    (tmp_path / ".nv-meta").mkdir()
+    counts = {f"s/{number:05d}.tar": 10_000 for number in range(10_000)}
+    (tmp_path / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": counts}))
+    (tmp_path / ".nv-meta/split.yaml").write_text("split_parts: {train: ['s/{00000..09999}.tar']}")
+    store = EnergonStore(tmp_path, split_part="train")
+    assert len(store) == 100_000_000
+    with pytest.raises(StoreError, match=r"s/01234\.tar: there is no such shard"):
+        store[12_345_678]
+
+
+def test_options_that_do_not_fit(root: Path) -> None:
+    with pytest.raises(ConfigError, match="no part 'trian'; did you mean 'train'"):
+        EnergonStore(root, split_part="trian")
+    with pytest.raises(ConfigError, match="needs a split_part"):
+        EnergonStore(root, split_config="split.yaml")
+
+
+def test_a_part_of_any_shard_by_its_name(root: Path) -> None:
+    store = EnergonStore(root, split_part="val")
+    assert store.part("a1.txt") == b"a1"
+    for name in ("a1.jpg", "none.txt", "nodot"):
+        with pytest.raises(KeyError, match=name):
+            store.part(name)
+    (root / ".nv-meta/index.sqlite").unlink()
+    store = EnergonStore(root, split_part="val")
+    assert store.part("b1.txt") == b"b1"
+    with pytest.raises(KeyError):
+        store.part("b1.jpg")
+    with pytest.raises(StoreError, match=r"index\.sqlite: missing"):
+        store.media_metadata("b1.txt")
+
+
+def test_subflavors(root: Path) -> None:
+    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\nsubflavors: {source: web}"
+    assert EnergonStore(root).dataset is None
+    (root / ".nv-meta/dataset.yaml").write_text(crude)
+    assert EnergonStore(root).subflavors == {"source": "web"}
+    (root / ".nv-meta/other.yaml").write_text(crude.replace("web", "book"))
+    assert EnergonStore(root, dataset_config="other.yaml").subflavors == {"source": "book"}
+
+
+def test_a_missing_index_of_a_shard(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(root / "cache"))
+    (root / "c.tar.idx").unlink()
+    store = EnergonStore(root, split_part="train")
+    assert store[1].key == "a0"
+    with pytest.raises(StoreError, match=r"c\.tar\.idx: .*headrace prepare"):
+        store[0]
+    assert keys(EnergonStore(root, split_part="train", strict=False)) == ["c0", "a0", "a2", "c0"]
+    assert not (root / "c.tar.idx").exists()
+    assert list((root / "cache").rglob("*.idx"))
+
+
+def test_a_missing_split_file(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / ".nv-meta/split.yaml").unlink()
+    with pytest.raises(StoreError, match=r"split\.yaml: missing"):
+        EnergonStore(root, split_part="train")
+    assert len(EnergonStore(root, split_part="train", strict=False)) == 6
+    assert "all shards are taken as train" in caplog.text
+    with pytest.raises(ConfigError, match="all shards are 'train'"):
+        EnergonStore(root, split_part="val", strict=False)
+
+
+def test_counts_that_differ_from_the_index(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Energon never reads the samples that the info file does not count."""
+    info = root / ".nv-meta/.info.json"
+    info.write_text(json.dumps({"shard_counts": {"a.tar": 2, "b/b.tar": 2, "c.tar": 1}}))
+    with pytest.raises(StoreError, match=r"a\.tar: .*2 samples were expected.*3 samples"):
+        EnergonStore(root)[0]
+    store = EnergonStore(root, strict=False)
+    assert keys(store) == ["a0", "a1", "a2", "b0", "b1", "c0"]
+    assert "a.tar has 3, not 2" in caplog.text
+    (root / "c.tar.idx").write_bytes(b"1234567")
+    with pytest.raises(StoreError, match=r"c\.tar\.idx: 7 bytes"):
+        EnergonStore(root, strict=False)
+
+
+def test_an_index_of_other_shards(root: Path) -> None:
+    write_tar(root / "a.tar", shard("a0", "x1", "a2"))
+    store = EnergonStore(root)
+    with pytest.raises(StoreError, match=r"index\.sqlite: has key 'a1' for sample 1 of a\.tar, which is 'x1'"):
+        store.find("a1")
+    (problem,) = store.check()
+    assert problem.path.endswith("index.sqlite")
+    assert problem.place == "a.tar: sample 1"
+
+
+def test_check(root: Path) -> None:
+    assert list(EnergonStore(root).check()) == []
+    (root / ".nv-meta/index.sqlite").write_bytes(b"no database, but long enough to be looked at" * 30)
+    (problem,) = EnergonStore(root).check()
+    assert "cannot be read: file is not a database" in problem.message
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.gz"])
+def test_compressed_shards(tmp_path: Path, name: str) -> None:
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": {name: 1}}))
+    with pytest.raises(InputError, match="gzip -dc"):
+        EnergonStore(tmp_path)
+
+
+def test_shards_of_tokens(root: Path) -> None:
+    """Any store that Headrace reads may be a shard beside tars."""
+    with IndexedWriter(root / "tokens", dtype="uint16") as writer:
+        writer.add_documents(np.array([1, 2, 3, 65535], np.uint16), np.array([3, 0, 1]))
+        writer.finish()
+    (root / "two.jsonl").write_text('{"ids": [1, 2], "mask": [0, 1]}\n{"ids": [3], "mask": [1]}\n')
+    counts = {"a.tar": 3, "tokens": 3, "two.jsonl": 2}
+    (root / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": counts}))
+    (root / ".nv-meta/index.sqlite").unlink()
+    (root / ".nv-meta/split.yaml").write_text("split_parts: {x: [two.jsonl, a.tar, tokens]}\nexclude: [two.jsonl/0]")
+    store = EnergonStore(root)
+    assert len(store) == 8
+    order = np.array([7, 0, 3, 5, 6, 2])
+    samples = store.read(order)
+    assert [(sample.shard, sample.key) for sample in samples] == [
+        ("two.jsonl", "1"),
+        ("a.tar", "a0"),
+        ("tokens", "0"),
+        ("tokens", "2"),
+        ("two.jsonl", "0"),
+        ("a.tar", "a2"),
+    ]
+
+    def array(data: bytes) -> list[int]:
+        found: list[int] = np.load(io.BytesIO(data), allow_pickle=False).tolist()
+        return found
+
+    assert {part: array(data) for part, data in samples[0].parts.items()} == {"ids.npy": [3], "mask.npy": [1]}
+    assert array(samples[3].parts["tokens.npy"]) == [65535]
+    assert list(store.read(order, ["mask.npy", "txt"])[0].parts) == ["mask.npy"]
+    assert store.places(7) == {}
+    assert store.key(7) == "1"
+    assert store.find("2") == 5
+    assert list(store.check()) == []
+    assert len(store.fingerprint) == 32
+    part = EnergonStore(root, split_part="x")
+    assert [sample.key for sample in part] == ["1", "a0", "a1", "a2", "0", "1", "2"]
+    (root / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": counts | {"tokens": 4}}))
+    with pytest.raises(StoreError, match="has 3 documents, the info file lists 4"):
+        EnergonStore(root)[4]
+
+
+def test_a_store_that_is_gone_is_not_unpickled(root: Path) -> None:
+    import pickle
+
+    data = pickle.dumps(EnergonStore(root))
+    (root / ".nv-meta/.info.json").unlink()
+    with pytest.raises(HeadraceError, match=r"cannot be opened in this process: .*info\.json"):
+        pickle.loads(data)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_numbers_are_those_of_a_list(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 6, rng.integers(1, 8))
+    total = int(counts.sum())
+    left_out = np.flatnonzero(rng.random(total) < rng.choice([0.0, 0.3, 1.0]))
+    places = [(shard, index) for shard, count in enumerate(counts.tolist()) for index in range(count)]
+    kept = [place for raw, place in enumerate(places) if raw not in left_out]
+    numbering = Numbering(counts, left_out)
+    assert numbering.bounds[-1] == len(kept)
+    shards, indices = numbering.places(np.arange(len(kept)))
+    assert list(zip(shards.tolist(), indices.tolist(), strict=True)) == kept
+    assert np.diff(numbering.bounds).tolist() == [sum(at == shard for at, _ in kept) for shard in range(len(counts))]
+    for place in places:
+        assert numbering.number(*place) == (kept.index(place) if place in kept else None)

@@ -1,0 +1,211 @@
+"""Joins: without the faults of Energon's, and refused where they would be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_prepared import prepared
+from headrace.errors import ConfigError, InputError, StoreError
+from headrace.stores import EnergonStore, JoinedStore
+from headrace.stores.energon import Join, JoinColumn, Nonmatch, cache_folder, write_join
+from headrace.stores.energon.join_index import join_name
+
+
+def shard(*keys: str, part: str = "txt", size: int = 3) -> list[tuple[str, bytes]]:
+    return [(f"{key}.{part}", f"{key} {part}".ljust(size).encode()) for key in keys]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Train and val of the same layout, whose joins differ: Energon takes one for the other."""
+    first = {"0.tar": shard("a", "b"), "1.tar": shard("c"), "2.tar": shard("d", "e"), "3.tar": shard("f")}
+    prepared(tmp_path / "first", first, {"train": ["1.tar", "0.tar"], "val": ["3.tar", "2.tar"]})
+    second = {
+        "0.tar": shard("c", "a", part="cap"),
+        "1.tar": shard("b", "d", part="cap"),
+        "2.tar": shard("e", part="cap"),
+    }
+    splits = {"train": ["0.tar", "1.tar"], "val": ["2.tar", "1.tar"], "none": ["2.tar"]}
+    prepared(tmp_path / "second", second, splits)
+    return tmp_path
+
+
+def columns(root: Path, first: str, second: str, nonmatch: Nonmatch = "error") -> list[JoinColumn]:
+    return [
+        JoinColumn(store=EnergonStore(root / "first", split_part=first)),
+        JoinColumn(store=EnergonStore(root / "second", split_part=second), nonmatch=nonmatch),
+    ]
+
+
+def pairs(root: Path, joined: list[JoinColumn]) -> list[tuple[str | None, ...]]:
+    store = JoinedStore(joined, root / "cache")
+    assert list(store.check()) == []
+    rows = store.read_joined(np.arange(len(store)))
+    return [tuple(None if sample is None else sample.key for sample in row) for row in rows]
+
+
+def test_two_splits_have_an_index_each(root: Path) -> None:
+    train, val = columns(root, "train", "train", "none"), columns(root, "val", "val", "none")
+    first, second = write_join(root / "cache", train), write_join(root / "cache", val)
+    assert first.path.name == join_name(train)  # which is Energon's
+    assert join_name(train) == join_name(val)
+    assert second.path.name == join_name(val, with_split=True)
+    assert pairs(root, train) == [("c", "c"), ("a", "a"), ("b", "b")]
+    assert pairs(root, val) == [("f", None), ("d", "d"), ("e", "e")]
+    assert (second.rows, second.skipped, second.missing) == (3, 0, (0, 1))
+    # Again, in any order, the same files are there.
+    assert [write_join(root / "cache", one).path for one in (val, train)] == [second.path, first.path]
+    assert len(list((root / "cache").iterdir())) == 2
+
+
+def test_the_index_of_another_split_is_refused(root: Path) -> None:
+    train, val = columns(root, "train", "train", "none"), columns(root, "val", "val", "none")
+    write_join(root / "cache", train)
+    with pytest.raises(StoreError, match=r"of another split, and there is no join_index_.*headrace prepare"):
+        JoinedStore(val, root / "cache")
+
+
+def test_skip(root: Path) -> None:
+    joined = columns(root, "val", "val", "skip")
+    join = write_join(root / "cache", joined)
+    assert (join.rows, join.skipped) == (2, 1)
+    assert pairs(root, joined) == [("d", "d"), ("e", "e")]
+    store = JoinedStore(joined, root / "cache")
+    assert store.find("e") == 1
+    with pytest.raises(KeyError, match="left out"):
+        store.find("f")
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ("val", r"sample 'f' has no partner in .*second, split_part 'val', which has none"),
+        ("none", "has it in another"),
+    ],
+)
+def test_a_missing_partner_is_an_error_and_nothing_is_written(root: Path, second: str, message: str) -> None:
+    joined = columns(root, "val" if second == "val" else "train", second)
+    with pytest.raises(InputError, match=message):
+        write_join(root / "cache", joined)
+    assert list((root / "cache").iterdir()) == []
+
+
+def test_a_partner_in_another_split_is_none(root: Path) -> None:
+    """Energon's prepare fails here, and leaves a half index that it takes for a whole one later."""
+    joined = columns(root, "val", "none", "none")
+    write_join(root / "cache", joined)
+    assert pairs(root, joined) == [("f", None), ("d", None), ("e", "e")]
+    store = JoinedStore(joined, root / "cache")
+    assert [list(sample.parts) for sample in store] == [["0.txt"], ["0.txt"], ["0.txt", "1.cap"]]
+    assert [list(sample.parts) for sample in store.read(np.arange(3), ["1.cap"])] == [[], [], ["1.cap"]]
+    assert list(store.places(2)) == ["0.txt", "1.cap"]
+
+
+def test_excluded_samples(root: Path) -> None:
+    for name, entries in (("first", "[1.tar/c, 3.tar]"), ("second", "[1.tar/b, 0.tar/x, 1.tar/z]")):
+        split = root / name / ".nv-meta/split.yaml"
+        split.write_text(split.read_text().replace("[]", entries))
+    joined = columns(root, "train", "train", "none")
+    # The list is hashed in one order, whatever the order in the file.
+    assert join_name(joined) == join_name(columns(root, "train", "train", "none"))
+    write_join(root / "cache", joined)
+    assert pairs(root, joined) == [("a", "a"), ("b", None)]
+    joined = columns(root, "val", "val", "error")  # a shard that is left out counts in the list, and has no samples
+    write_join(root / "cache", joined)
+    assert pairs(root, joined) == [("d", "d"), ("e", "e")]
+
+
+def test_rows_of_shards_that_were_prepared_again(root: Path) -> None:
+    joined = columns(root, "train", "train", "none")
+    path = write_join(root / "cache", joined).path
+    uuid = (root / "first/.nv-meta/index.uuid").read_bytes()
+    first = {"0.tar": shard("a", "b", size=600), "1.tar": shard("c"), "2.tar": shard("d", "e"), "3.tar": shard("f")}
+    prepared(root / "first", first, {"train": ["1.tar", "0.tar"]})
+    assert (root / "first/.nv-meta/index.uuid").read_bytes() != uuid
+    with pytest.raises(StoreError, match=r"missing, and there is no"):
+        JoinedStore(columns(root, "train", "train", "none"), root / "cache")
+    path.rename(root / "cache" / join_name(columns(root, "train", "train", "none"), with_split=True))
+    store = JoinedStore(columns(root, "train", "train", "none"), root / "cache")
+    with pytest.raises(StoreError, match=r"row 1: byte 0 of shard 1, 1024 bytes, is no sample of .*first"):
+        store[1]
+    assert [problem.place for problem in store.check()] == ["row 1"]
+
+
+def test_rows_that_join_other_keys(root: Path) -> None:
+    joined = columns(root, "train", "train", "none")
+    path = write_join(root / "cache", joined).path
+    data = bytearray(path.read_bytes())
+    second = 16 + 24  # the secondary place of row 0
+    data[second : second + 24], data[second + 48 : second + 72] = (
+        data[second + 48 : second + 72],
+        data[second : second + 24],
+    )
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="row 0 joins samples of different keys: of another split"):
+        JoinedStore(joined, root / "cache")
+    path.rename(root / "cache" / join_name(joined, with_split=True))
+    with pytest.raises(StoreError, match="row 0 joins samples of different keys: 'c', 'a'"):
+        JoinedStore(joined, root / "cache")[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "begins with b''"),
+        (b"JIDX0002" + bytes(8), "begins with b'JIDX0002'"),
+        (b"JIDX0001" + (3).to_bytes(8, "little"), "rows of 3 columns; expected rows of 2"),
+        (b"JIDX0001" + (2).to_bytes(8, "little") + bytes(40), "40 bytes of rows"),
+        (b"JIDX0001" + (2).to_bytes(8, "little"), "holds 0 rows, the primary dataset 3 samples"),
+        (b"JIDX0001" + (2).to_bytes(8, "little") + b"\xff" * 144, "row 0 names no sample of .*first"),
+    ],
+)
+def test_malformed(root: Path, data: bytes, message: str) -> None:
+    joined = columns(root, "train", "train")
+    (root / "cache").mkdir()
+    (root / "cache" / join_name(joined)).write_bytes(data)
+    with pytest.raises(StoreError, match=message):
+        JoinedStore(joined, root / "cache")
+
+
+def test_what_cannot_be_joined(root: Path) -> None:
+    first, second = columns(root, "train", "train", "none")
+    with pytest.raises(ConfigError, match="must have nonmatch: error"):
+        write_join(root / "cache", [second, first])
+    with pytest.raises(ConfigError, match="different names without a dot"):
+        write_join(root / "cache", [JoinColumn(store=first.store, name="1"), second])
+    with pytest.raises(ConfigError, match="needs a primary dataset"):
+        write_join(root / "cache", [])
+    with pytest.raises(ConfigError, match="at most 11"):
+        write_join(root / "cache", [first, *[JoinColumn(store=second.store, nonmatch="none")] * 11])
+    (root / "second/.nv-meta/index.uuid").unlink()
+    with pytest.raises(StoreError, match=r"index\.uuid: cannot be read.*prepare it again"):
+        write_join(root / "cache", [first, second])
+    (root / "second/.nv-meta/index.uuid").write_text("x")
+    (root / "second/.nv-meta/index.sqlite").unlink()
+    again = JoinColumn(store=EnergonStore(root / "second", split_part="train"), nonmatch="none")
+    with pytest.raises(StoreError, match=r"has no index\.sqlite"):
+        write_join(root / "cache", [first, again])
+
+
+def test_three_columns(root: Path) -> None:
+    third = {"x.tar": shard("e", "c", "b", part="json")}
+    prepared(root / "third", third)
+    names = ("image", "caption", "facts")
+    stores = [*(column.store for column in columns(root, "train", "train")), EnergonStore(root / "third")]
+    joined = [
+        JoinColumn(store=store, name=name, nonmatch="none" if number else "error")
+        for number, (store, name) in enumerate(zip(stores, names, strict=True))
+    ]
+    assert write_join(root / "cache", joined) == Join(
+        path=root / "cache" / join_name(joined), rows=3, skipped=0, missing=(0, 0, 1)
+    )
+    assert pairs(root, joined) == [("c", "c", "c"), ("a", "a", None), ("b", "b", "b")]
+    with JoinedStore(joined, root / "cache") as store:
+        assert list(store[0].parts) == ["image.txt", "caption.cap", "facts.json"]
+
+
+def test_where_indices_lie() -> None:
+    assert cache_folder("/data/mix.yaml") == Path("/data/mix.yaml.cache")
