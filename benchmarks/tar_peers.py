@@ -10,6 +10,7 @@ order that it has.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from itertools import count

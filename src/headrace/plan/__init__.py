@@ -11,6 +11,7 @@ May import: errors.
 """
 
 from headrace.plan.arithmetic import apportion, exact_weights, rounded
+from headrace.plan.balance import Balance, balanced, costs_of, not_taken
 from headrace.plan.blend import BlendTree, counts_until, quantised
 from headrace.plan.bucketing import Bucketing, bucketed
 from headrace.plan.cursor import Cursor
@@ -41,6 +42,7 @@ from headrace.plan.weight_ramp import linear_ramp
 
 __all__ = [
     "ORDER_FORMAT",
+    "Balance",
     "BatchSchedule",
     "BlendTree",
     "Branch",
@@ -66,7 +68,9 @@ __all__ = [
     "Share",
     "Subset",
     "apportion",
+    "balanced",
     "bucketed",
+    "costs_of",
     "counts_until",
     "derive_array",
     "exact_weights",
@@ -75,6 +79,7 @@ __all__ = [
     "linear_ramp",
     "micro_batches",
     "node_recipe",
+    "not_taken",
     "order_quality",
     "permute",
     "quantised",

@@ -1,0 +1,66 @@
+"""Sources whose facts are known only while running: lanes that form their units frame by frame, alone.
+
+    positions --- Lanes ---> the frames of each lane --- find ---> Items --- Form, plan_frame ---> units, and a carry
+                                                                       Singles, ShuffleBuffer, GroupBatches,
+                                                                       BestFit, Selected
+
+    unit u of lane l is number u * num_lanes + l of the run; Walk gives any of them from the states of the lanes
+
+Nothing is dropped: an item is in a unit of its frame or of one of the four after it. What a lane keeps is where it is
+and what it carries on, some dozens of bytes; a resumed lane encodes one frame and its carry again.
+
+May import: plan, errors.
+"""
+
+from headrace.plan.framed.batches import GroupBatches
+from headrace.plan.framed.form import Form, Formed, Frame, plan_frame
+from headrace.plan.framed.items import Find, Items
+from headrace.plan.framed.journal import Journal, journal_record
+from headrace.plan.framed.lane import Figures, Framing, Lane, Unit, Walk
+from headrace.plan.framed.lanes import OLDEST, Lanes
+from headrace.plan.framed.packs import BestFit, Select, Selected
+from headrace.plan.framed.serving import Serving, served_lanes, serving
+from headrace.plan.framed.singles import ShuffleBuffer, Singles
+from headrace.plan.framed.state import (
+    LaneState,
+    beginning,
+    merge_states,
+    states_from_bytes,
+    states_from_dict,
+    states_to_bytes,
+    states_to_dict,
+)
+
+__all__ = [
+    "OLDEST",
+    "BestFit",
+    "Figures",
+    "Find",
+    "Form",
+    "Formed",
+    "Frame",
+    "Framing",
+    "GroupBatches",
+    "Items",
+    "Journal",
+    "Lane",
+    "LaneState",
+    "Lanes",
+    "Select",
+    "Selected",
+    "Serving",
+    "ShuffleBuffer",
+    "Singles",
+    "Unit",
+    "Walk",
+    "beginning",
+    "journal_record",
+    "merge_states",
+    "plan_frame",
+    "served_lanes",
+    "serving",
+    "states_from_bytes",
+    "states_from_dict",
+    "states_to_bytes",
+    "states_to_dict",
+]

@@ -1,0 +1,89 @@
+"""A frame of a lane becomes units: a pure function of what was carried on and of what the frame brought.
+
+    carry  + the frame's items ---- Form.choose ----> units, in order
+                                                +---> what is in none of them: the carry of the next frame
+
+Whatever the form: an item is in one unit, or carried on; one that has been carried through ``OLDEST`` frames is in a
+unit, and at the end of a run all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import HeadraceError
+from headrace.plan.framed.items import Items
+from headrace.plan.framed.lanes import OLDEST, Lanes
+from headrace.plan.keys import IntArray, derive
+
+
+class Frame(NamedTuple):
+    """Which frame is planned: its ``lane``, its ``number``, and ``first_unit``, how many units the lane had before.
+
+    ``key`` is of the run and the lane alone; what is drawn is drawn by it and the number of a frame or a unit.
+    """
+
+    lane: int
+    number: int
+    first_unit: int
+    key: int
+    is_last: bool
+
+
+class Form(Protocol):
+    """How items become units."""
+
+    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> Sequence[IntArray]:
+        """The rows of ``items`` in each unit, the units in order; rows in none are carried on.
+
+        ``is_due`` (n,) bool: which must be in a unit now.
+        """
+
+
+class Formed(NamedTuple):
+    """The units of a frame: unit i is ``items`` ``rows[offsets[i]:offsets[i + 1]]``; all int64. And the next carry."""
+
+    items: Items
+    rows: IntArray
+    offsets: IntArray
+    carry: Items
+
+    @property
+    def num_units(self) -> int:
+        """As many as the frame has given."""
+        return len(self.offsets) - 1
+
+    def unit(self, number: int) -> Items:
+        """The items of one of them."""
+        return self.items.take(self.rows[self.offsets[number] : self.offsets[number + 1]])
+
+
+def plan_frame(form: Form, lanes: Lanes, frame: Frame, carry: Items, found: Items) -> Formed:
+    """The units of a frame and what is carried on, from the ``carry`` of the one before and the items ``found`` in it.
+
+    Raises:
+        HeadraceError: the form gives an item twice, or keeps one that is due: a fault of the form.
+    """
+    items = carry.followed_by(found)
+    ages = frame.number - lanes.frames_of(frame.lane, items.positions)
+    is_due = (ages >= OLDEST) | frame.is_last
+    units = form.choose(items, is_due, frame)
+    rows = np.concatenate([np.zeros(0, dtype=np.int64), *units]).astype(np.int64)
+    offsets = np.append(0, np.cumsum([len(unit) for unit in units])).astype(np.int64)
+    times = np.bincount(rows, minlength=items.num_items)
+    if len(times) > items.num_items or bool((times > 1).any()) or bool((times == 0)[is_due].any()):
+        raise HeadraceError(
+            f"{type(form).__name__} makes {len(units)} units of {items.num_items} items in frame {frame.number} of "
+            f"lane {frame.lane} with one in several of them, or with one left that is due: a fault of Headrace, please "
+            "report it"
+        )
+    return Formed(items, rows, offsets, items.take(np.flatnonzero(times == 0)))
+
+
+def lane_key(key: int, lane: int) -> int:
+    """The key of a lane under that of the run."""
+    return derive(key, lane)

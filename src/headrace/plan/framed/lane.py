@@ -1,0 +1,230 @@
+"""Lanes that are walked along, frame after frame; and the units of a run as they come from all of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.errors import ConfigError, StateError
+from headrace.plan.framed.form import Form, Formed, Frame, lane_key, plan_frame
+from headrace.plan.framed.items import Find, Items
+from headrace.plan.framed.lanes import Lanes
+from headrace.plan.framed.state import LaneState
+from headrace.plan.keys import IntArray, source_key
+
+
+@dataclass(frozen=True)
+class Framing:
+    """What decides the units of a run, whoever makes them: lanes, form and seed.
+
+    A lane that finds no item at ``most_empty_positions`` of its positions in a row gives up, so that a filter which
+    takes nothing does not go on for ever.
+    """
+
+    lanes: Lanes
+    form: Form
+    seed: int = 0
+    most_empty_positions: int = 100_000
+
+    @property
+    def key(self) -> int:
+        """The key of all that is drawn."""
+        return source_key(self.seed, "", "frames")
+
+
+class Unit(NamedTuple):
+    """Unit ``unit`` of a lane, made in ``frame``: its items, in order."""
+
+    lane: int
+    unit: int
+    frame: int
+    items: Items
+
+
+@dataclass
+class Figures:
+    """What frames have given, for a report; sums but for ``most_carried``."""
+
+    num_frames: int = 0
+    num_units: int = 0
+    num_items: int = 0
+    num_tokens: int = 0
+    carried: int = 0
+    most_carried: int = 0
+
+    def add(self, formed: Formed) -> None:
+        """Count a frame."""
+        self.num_frames += 1
+        self.num_units += formed.num_units
+        self.num_items += len(formed.rows)
+        self.num_tokens += 0 if formed.items.lengths is None else int(formed.items.lengths[formed.rows].sum())
+        self.carried += formed.carry.num_items
+        self.most_carried = max(self.most_carried, formed.carry.num_items)
+
+    def fill(self, max_length: int) -> float:
+        """Tokens a unit over its room."""
+        return self.num_tokens / (self.num_units * max_length) if self.num_units else 0.0
+
+
+@dataclass
+class Lane:
+    """A lane from a state on; ``find`` gives the items at positions, and is asked for each frame once, in order.
+
+    After a saved state it is asked once for the positions of what was carried on, and once for the frame at hand.
+    """
+
+    framing: Framing
+    find: Find
+    state_at_first: LaneState
+    figures: Figures = field(default_factory=Figures)
+
+    def __post_init__(self) -> None:
+        self.marks = [self.state_at_first.at(self.state_at_first.first_unit)]
+        self._formed: Formed | None = None
+        self._num_empty = 0
+
+    def unit(self, number: int) -> Unit | None:
+        """Unit ``number`` of the lane; None where the lane has ended before it.
+
+        Raises:
+            StateError: the unit is of an earlier frame, or the encoder made other items of what is carried on.
+            ConfigError: nothing was found at very many positions in a row.
+        """
+        while True:
+            if self._formed is not None:
+                opened = self.marks[-2]
+                if number < opened.first_unit:
+                    raise StateError(
+                        f"lane {opened.lane} has gone on to frame {opened.frame}, from its unit {opened.first_unit} "
+                        f"on; found {number}: begin again from a saved state"
+                    )
+                if number < self.marks[-1].first_unit:
+                    items = self._formed.unit(number - opened.first_unit)
+                    return Unit(opened.lane, number, opened.frame, items)
+            if not self._advance():
+                return None
+
+    def state(self, number: int) -> LaneState:
+        """The lane where it gives unit ``number`` next, from the last frame that begins at it or before.
+
+        Raises:
+            StateError: the unit is before the first state that is kept.
+        """
+        at = bisect_right(self.marks, number, key=lambda mark: mark.first_unit) - 1
+        if at < 0:
+            raise StateError(
+                f"lane {self.marks[0].lane} is known from its unit {self.marks[0].first_unit} on: {number}"
+            )
+        return self.marks[at].at(number)
+
+    def forget(self, number: int) -> None:
+        """Keep no state of frames before that of unit ``number``, which has been delivered."""
+        at = bisect_right(self.marks, number, key=lambda mark: mark.first_unit) - 1
+        # The frame at hand is the last but one, and what it was opened with is asked for again.
+        del self.marks[: max(0, min(at, len(self.marks) - 2))]
+
+    def _advance(self) -> bool:
+        """Plan the next frame; False where there is none."""
+        mark, lanes = self.marks[-1], self.framing.lanes
+        num_frames = lanes.num_frames(mark.lane)
+        if num_frames is not None and mark.frame >= num_frames:
+            return False
+        carry = self._formed.carry if self._formed is not None else self._found_again(mark)
+        positions = lanes.positions(mark.lane, mark.frame)
+        found = self.find(positions)
+        found.check(positions)
+        self._num_empty = 0 if found.num_items else self._num_empty + len(positions)
+        if self._num_empty > self.framing.most_empty_positions:
+            raise ConfigError(
+                f"nothing was made of {self._num_empty:,} samples of lane {mark.lane} in a row, up to position "
+                f"{positions[-1]:,}: look at what the encoder skips, or raise most_empty_positions"
+            )
+        frame = Frame(
+            lane=mark.lane,
+            number=mark.frame,
+            first_unit=mark.first_unit,
+            key=lane_key(self.framing.key, mark.lane),
+            is_last=mark.frame + 1 == num_frames,
+        )
+        self._formed = plan_frame(self.framing.form, lanes, frame, carry, found)
+        self.figures.add(self._formed)
+        first_unit = mark.first_unit + self._formed.num_units
+        carried = self._formed.carry
+        pairs = tuple(zip(carried.positions.tolist(), carried.outputs.tolist(), strict=True))
+        self.marks.append(LaneState(mark.lane, mark.frame + 1, first_unit, first_unit, pairs))
+        return True
+
+    def _found_again(self, mark: LaneState) -> Items:
+        if not mark.carry:
+            return Items.none()
+        positions = np.unique(np.array([position for position, _ in mark.carry], dtype=np.int64))
+        found = self.find(positions)
+        found.check(positions)
+        rows = {
+            pair: row for row, pair in enumerate(zip(found.positions.tolist(), found.outputs.tolist(), strict=True))
+        }
+        if missing := [pair for pair in mark.carry if pair not in rows]:
+            position, output = missing[0]
+            raise StateError(
+                f"lane {mark.lane} carries on output {output} of position {position:,} into frame {mark.frame}, and "
+                "the encoder no longer makes it: it must make the same of the same sample"
+            )
+        return found.take(np.array([rows[pair] for pair in mark.carry], dtype=np.int64))
+
+
+class Walk:
+    """The units of a run by their numbers, from saved states of its lanes; a lane is walked only when asked for.
+
+    So it serves any ranks: whoever asks for a unit walks its lane, and nobody else needs to.
+    """
+
+    def __init__(self, framing: Framing, find: Find, states: Sequence[LaneState]) -> None:
+        self.framing = framing
+        self._find = find
+        self._states = {state.lane: state for state in states}
+        self.lanes: dict[int, Lane] = {}
+        self.figures = Figures()
+
+    def units(self, numbers: IntArray) -> list[Unit | None]:
+        """The units of these numbers in the run; None where a lane of a run with an end has no more.
+
+        Raises:
+            StateError: no state of the lane was given, or the unit is before it.
+        """
+        return [self._unit(number) for number in numbers.tolist()]
+
+    def states(self, number: int, served: Collection[int]) -> tuple[LaneState, ...]:
+        """The ``served`` lanes, and those walked so far, after the first ``number`` units of the run have been taken.
+
+        They are the part of one rank; ``merge_states`` makes the whole.
+        """
+        chosen = sorted({*served, *self.lanes})
+        return tuple(self._state(lane, self.framing.lanes.next_unit(lane, number)) for lane in chosen)
+
+    def forget(self, number: int) -> None:
+        """Keep no state of what lies before the first ``number`` units of the run, which have been delivered."""
+        for lane, walked in self.lanes.items():
+            walked.forget(self.framing.lanes.next_unit(lane, number))
+
+    def _unit(self, number: int) -> Unit | None:
+        of, unit = number % self.framing.lanes.num_lanes, number // self.framing.lanes.num_lanes
+        if of not in self.lanes:
+            self._known(of)
+            self.lanes[of] = Lane(self.framing, self._find, self._states[of], self.figures)
+        return self.lanes[of].unit(unit)
+
+    def _state(self, lane: int, unit: int) -> LaneState:
+        if lane in self.lanes:
+            return self.lanes[lane].state(unit)
+        return self._known(lane).at(unit)
+
+    def _known(self, lane: int) -> LaneState:
+        if lane not in self._states:
+            raise StateError(
+                f"no state of lane {lane} was given, of {len(self._states)}: load the merged state of all ranks"
+            )
+        return self._states[lane]

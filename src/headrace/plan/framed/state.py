@@ -1,0 +1,229 @@
+"""How far each lane has come: all that a framed source keeps besides a position, some dozens of bytes a lane.
+
+    version | num_lanes | frame_positions | number of states        varints (LEB128) but for the version, a byte
+    lane | frame | first_unit | unit - first_unit | carry           for each state
+
+    carry   0 and nothing, where there is none; else a mode, the number of items, and how far before the frame's begin,
+            in positions of the lane, the first is; then
+            1  the distance to each next one                2  the same, with the output after each
+            3  a bit for each position from the first on
+
+What is carried on are numbers: the samples are read and encoded again.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import StateError
+from headrace.plan.framed.lanes import Lanes
+from headrace.plan.keys import IntArray
+
+VERSION = 1
+_GAPS, _OUTPUTS, _BITS = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class LaneState:
+    """A lane that gives ``unit`` next, which is one of ``frame`` or of one after it.
+
+    ``first_unit`` is how many units the lane had given before that frame; ``carry`` the (position, output) of each item
+    that was carried on into it, rising.
+    """
+
+    lane: int
+    frame: int = 0
+    first_unit: int = 0
+    unit: int = 0
+    carry: tuple[tuple[int, int], ...] = ()
+
+    def at(self, unit: int) -> LaneState:
+        """The same lane where it gives another unit next, one not before the frame."""
+        return replace(self, unit=unit)
+
+
+def beginning(lanes: Lanes) -> tuple[LaneState, ...]:
+    """All lanes before their first unit."""
+    return tuple(LaneState(lane) for lane in range(lanes.num_lanes))
+
+
+def states_to_bytes(states: Sequence[LaneState], lanes: Lanes) -> bytes:
+    """The states in the order given."""
+    data = bytearray([VERSION])
+    for value in (lanes.num_lanes, lanes.frame_positions, len(states)):
+        _put(data, value)
+    for state in states:
+        for value in (state.lane, state.frame, state.first_unit, state.unit - state.first_unit):
+            _put(data, value)
+        data += carry_to_bytes(state, lanes)
+    return bytes(data)
+
+
+def states_from_bytes(data: bytes, lanes: Lanes) -> tuple[LaneState, ...]:
+    """Undoes ``states_to_bytes``.
+
+    Raises:
+        StateError: another version, other lanes, or damaged.
+    """
+    if not data or data[0] != VERSION:
+        raise StateError(
+            f"the saved lanes have version {data[0] if data else None}; this Headrace reads version {VERSION}: use the "
+            "version of Headrace that wrote them, or a newer one"
+        )
+    source = _Bytes(data, 1)
+    found = source.number(), source.number()
+    if found != (lanes.num_lanes, lanes.frame_positions):
+        raise StateError(
+            f"the saved state is of {found[0]} lanes with frames of {found[1]} positions; this run has "
+            f"{lanes.num_lanes} and {lanes.frame_positions}: restore them, or start a new run from position 0"
+        )
+    states = []
+    for _ in range(source.number()):
+        lane, frame, first_unit, ahead = (source.number() for _ in range(4))
+        if lane >= lanes.num_lanes:
+            raise StateError(f"the saved lanes are damaged: there is a lane {lane} of {lanes.num_lanes}")
+        carry = source.carry(lanes, lane, frame)
+        states.append(LaneState(lane, frame, first_unit, first_unit + ahead, carry))
+    source.end()
+    return tuple(states)
+
+
+def states_to_dict(states: Sequence[LaneState], lanes: Lanes) -> dict[str, Any]:
+    """The states as one dict that is safe for JSON, for ``Cursor.lanes``."""
+    return {"version": VERSION, "states": b64encode(states_to_bytes(states, lanes)).decode()}
+
+
+def states_from_dict(state: Mapping[str, Any], lanes: Lanes) -> tuple[LaneState, ...]:
+    """Undoes ``states_to_dict``; raises StateError as ``states_from_bytes``, and for another dict."""
+    if state.get("version") != VERSION or not isinstance(state.get("states"), str):
+        raise StateError(f"these are no saved lanes of version {VERSION}: {sorted(state)}, {state.get('version')!r}")
+    try:
+        data = b64decode(state["states"], validate=True)
+    except ValueError as error:
+        raise StateError(f"the saved lanes are damaged: {error}") from error
+    return states_from_bytes(data, lanes)
+
+
+def merge_states(parts: Iterable[Iterable[LaneState]], lanes: Lanes, *, number: int) -> tuple[LaneState, ...]:
+    """The states of all lanes from those that the ranks saved after the first ``number`` units of the run.
+
+    Where several ranks have a lane, the one that is further in its frames is taken: nobody has to encode more than one
+    frame again.
+
+    Raises:
+        StateError: a lane is missing, or stands elsewhere: the parts are not all of them, or of different steps.
+    """
+    merged: dict[int, LaneState] = {}
+    for state in (state for part in parts for state in part):
+        wanted = lanes.next_unit(state.lane, number)
+        if state.unit != wanted:
+            raise StateError(
+                f"lane {state.lane} stands at its unit {state.unit} in a saved state, and after {number:,} units of "
+                f"the run it is at {wanted}: the files are of different steps"
+            )
+        known = merged.get(state.lane)
+        if known is not None and known.frame == state.frame and known != state:
+            raise StateError(f"two saved states differ in frame {state.frame} of lane {state.lane}")
+        if known is None or known.frame < state.frame:
+            merged[state.lane] = state
+    if missing := sorted(set(range(lanes.num_lanes)) - merged.keys()):
+        raise StateError(
+            f"of {lanes.num_lanes} lanes {len(missing)} are in no saved state, the first is {missing[0]}: give the "
+            "states of all ranks"
+        )
+    return tuple(merged[lane] for lane in range(lanes.num_lanes))
+
+
+def carry_to_bytes(state: LaneState, lanes: Lanes) -> bytes:
+    """What a lane carries on, in the shortest of the modes."""
+    data = bytearray()
+    if not state.carry:
+        return b"\0"
+    numbers = [position // lanes.num_lanes for position, _ in state.carry]
+    outputs = [output for _, output in state.carry]
+    plain = not any(outputs)
+    back = lanes.begin(state.lane, state.frame) - numbers[0]
+    for before, number, output in zip([numbers[0], *numbers], numbers, outputs, strict=False):
+        _put(data, number - before)
+        if not plain:
+            _put(data, output)
+    mode = _GAPS if plain else _OUTPUTS
+    if plain and -(-back // 8) < len(data):
+        bits = np.zeros(back, dtype=bool)
+        bits[np.array(numbers) - numbers[0]] = True
+        mode, data = _BITS, bytearray(np.packbits(bits).tobytes())
+    head = bytearray([mode])
+    _put(head, len(numbers))
+    _put(head, back)
+    return bytes(head + data)
+
+
+def carry_from_bytes(data: bytes, lanes: Lanes, lane: int, frame: int) -> tuple[tuple[int, int], ...]:
+    """Undoes ``carry_to_bytes``; raises StateError where the bytes are none."""
+    source = _Bytes(data, 0)
+    carry = source.carry(lanes, lane, frame)
+    source.end()
+    return carry
+
+
+def _put(data: bytearray, value: int) -> None:
+    while value > 127:
+        data.append(value & 127 | 128)
+        value >>= 7
+    data.append(value)
+
+
+class _Bytes:
+    """Reads from the front; whatever does not fit is damage."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        self._at = at
+
+    def take(self, size: int) -> bytes:
+        part = self._data[self._at : self._at + size]
+        if len(part) < size:
+            raise StateError(f"the saved lanes are damaged: they end at byte {len(self._data)}, in the middle of one")
+        self._at += size
+        return part
+
+    def number(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    def carry(self, lanes: Lanes, lane: int, frame: int) -> tuple[tuple[int, int], ...]:
+        mode = self.take(1)[0]
+        if mode == 0:
+            return ()
+        if mode not in (_GAPS, _OUTPUTS, _BITS):
+            raise StateError(f"the saved lanes are damaged: what lane {lane} carries on has the mode {mode}")
+        count, back = self.number(), self.number()
+        first = lanes.begin(lane, frame) - back
+        outputs = [0] * count
+        if mode == _BITS:
+            bits = np.unpackbits(np.frombuffer(self.take(-(-back // 8)), dtype=np.uint8), count=back)
+            numbers: IntArray = first + np.flatnonzero(bits)
+        else:
+            gaps = []
+            for item in range(count):
+                gaps.append(self.number())
+                outputs[item] = self.number() if mode == _OUTPUTS else 0
+            numbers = first + np.cumsum(gaps, dtype=np.int64)
+        if len(numbers) != count or not count or first < 0 or numbers[-1] >= first + back:
+            raise StateError(f"the saved lanes are damaged: lane {lane} carries on {len(numbers)} items of {count}")
+        positions = numbers * lanes.num_lanes + lane
+        return tuple(zip(positions.tolist(), outputs, strict=True))
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise StateError(f"the saved lanes are damaged: {len(self._data) - self._at} bytes are left over")

@@ -1,0 +1,128 @@
+"""Framed runs without samples: what is found at a position is a function of it, and ranks are objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.plan import BatchSchedule, Share, micro_batches
+from headrace.plan.framed import (
+    BestFit,
+    Find,
+    Form,
+    Framing,
+    GroupBatches,
+    Items,
+    Lanes,
+    LaneState,
+    Selected,
+    ShuffleBuffer,
+    Singles,
+    Walk,
+    merge_states,
+    served_lanes,
+    states_from_bytes,
+    states_to_bytes,
+)
+from headrace.plan.keys import IntArray, derive_array
+
+ROOM = 50
+Pairs = tuple[tuple[int, int], ...]
+
+
+def in_pairs(items: Items) -> list[list[int]]:
+    """A user's selection: neighbours whose lengths fit; every fifth item is not taken at first."""
+    assert items.lengths is not None
+    rows = [row for row in range(items.num_items) if items.positions[row] % 5]
+    return [rows[i : i + 2] for i in range(0, len(rows) - 1, 2)]
+
+
+FORMS: dict[str, Form] = {
+    "singles": Singles(),
+    "buffer": ShuffleBuffer(7),
+    "groups": GroupBatches(3),
+    "sized": GroupBatches(),
+    "packs": BestFit(ROOM),
+    "selected": Selected(in_pairs),
+}
+
+
+def finder(seed: int, most_outputs: int) -> Find:
+    """None to ``most_outputs`` items at a position; 1 of each without a filter and a generator."""
+
+    def find(positions: IntArray) -> Items:
+        drawn = (derive_array(seed, positions) >> np.uint64(8)).astype(np.int64)
+        counts = drawn % (most_outputs + 1) if most_outputs > 1 else np.ones_like(drawn)
+        rows = np.repeat(np.arange(len(positions)), counts)
+        outputs = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        other = (drawn[rows] >> 4) + outputs
+        names = ["abcde"[number] for number in (other % 5).tolist()]
+        sizes = np.array([1 + "abcde".index(name) for name in names], dtype=np.int64)
+        return Items(positions[rows], outputs, 1 + other % ROOM, names, sizes)
+
+    return find
+
+
+class Asked:
+    """A finder that remembers which positions it was asked for."""
+
+    def __init__(self, find: Find) -> None:
+        self.find = find
+        self.positions: list[int] = []
+
+    def __call__(self, positions: IntArray) -> Items:
+        self.positions += positions.tolist()
+        return self.find(positions)
+
+
+def pairs(items: Items) -> Pairs:
+    return tuple(zip(items.positions.tolist(), items.outputs.tolist(), strict=True))
+
+
+def units(walk: Walk, numbers: Sequence[int] | IntArray) -> list[Pairs | None]:
+    """The items of some units."""
+    found = walk.units(np.asarray(numbers, dtype=np.int64))
+    return [None if unit is None else pairs(unit.items) for unit in found]
+
+
+def leg(
+    framing: Framing,
+    find: Find,
+    schedule: BatchSchedule,
+    states: tuple[LaneState, ...],
+    *,
+    number: int,
+    world_size: int,
+    micro_batch_size: int,
+    micro_steps: int,
+    ahead: int,
+) -> tuple[dict[int, Pairs | None], int, tuple[LaneState, ...]]:
+    """Some micro-steps of all ranks, which read ``ahead`` of what they deliver, and are then killed.
+
+    Returns the units by number, how far the run has come, and the merged states, having been through bytes.
+    """
+    delivered: dict[int, Pairs | None] = {}
+    parts = []
+    after = number
+    for rank in range(world_size):
+        share = Share(rank, world_size, micro_batch_size)
+        split = micro_batches(schedule, share, position=number, end=None, at_least=10_000)
+        walk = Walk(framing, find, states)
+        mine = split.positions()
+        count = int(split.sizes[:micro_steps].sum())
+        found = units(walk, mine[: count + ahead])
+        after = int(split.afters[micro_steps - 1]) if micro_steps else number
+        for unit, items in zip(mine[:count].tolist(), found, strict=False):
+            assert unit not in delivered
+            delivered[unit] = items
+        served = served_lanes(framing.lanes, schedule, share, number=after)
+        part = walk.states(after, served.tolist())
+        parts.append(states_from_bytes(states_to_bytes(part, framing.lanes), framing.lanes))
+        walk.forget(after)
+        assert walk.states(after, served.tolist()) == part, "what is forgotten is not needed"
+    return delivered, after, merge_states(parts, framing.lanes, number=after)
+
+
+def framing_of(name: str, lanes: Lanes, seed: int = 1) -> Framing:
+    return Framing(lanes, FORMS[name], seed)

@@ -1,0 +1,269 @@
+"""Measured sources: bitmaps, outputs, groups and packs, each beside its plain counterpart."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counts import FULL, cases
+from headrace.errors import ConfigError
+from headrace.plan import Order, Plan
+from headrace.plan.measured import Bits, Facts, Grouping, Groups, Measured, Outputs
+from headrace.plan.packing import Packing
+
+BITS = importlib.import_module("headrace.plan.measured.bits")
+SIZES = [0, 1, 7, 63, 64, 65, 511, 512, 513, 65_535, 65_536, 65_537, 140_000]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("share", [0, 0.002, 0.5, 0.998, 1])
+def test_bits_are_the_plain_set(size: int, share: float) -> None:
+    members = np.random.default_rng(size).random(size) < share
+    bits = Bits(np.split(members, [size // 3, size // 3 + 5]) if size > 20 else members)
+    ones, others = np.flatnonzero(members), np.flatnonzero(~members)
+    assert (len(bits), bits.num_ones) == (size, len(ones))
+    assert np.array_equal(bits.select(np.arange(len(ones))), ones)
+    assert np.array_equal(bits.select(np.arange(len(others)), member=False), others)
+    assert np.array_equal(bits.rank(np.arange(size + 1)), np.append(0, np.cumsum(members)))
+    assert np.array_equal(bits.contains(np.arange(size)), members)
+    for ask, wrong in ((bits.select, len(ones)), (bits.rank, size + 1), (bits.contains, -1)):
+        with pytest.raises(ConfigError, match="from 0 on"):
+            ask(np.array([wrong]))
+
+
+def test_bits_without_numpys_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = np.random.default_rng(0).integers(0, 2**64, 1_000, dtype=np.uint64)
+    words[:3] = [0, 2**64 - 1, 1 << 63]
+    assert BITS._swar(words).tolist() == [int(word).bit_count() for word in words]
+    monkeypatch.setattr(BITS, "_ones", BITS._swar)
+    members = np.random.default_rng(1).random(3_000) < 0.3
+    assert np.array_equal(Bits(members).select(np.arange(members.sum())), np.flatnonzero(members))
+
+
+def test_a_hundred_million_bits() -> None:
+    """Ten million in the quick run: what is kept, and that queries do not grow with it."""
+    size = 10**8 if FULL else 10**7
+    members = np.ones(size, dtype=bool)
+    members[::10] = False
+    bits = Bits(members)
+    assert bits.num_bytes * 8 <= 1.05 * size
+    ranks = np.random.default_rng(0).integers(0, bits.num_ones, 100_000)
+    began = time.process_time()
+    found = bits.select(ranks)
+    assert time.process_time() - began < 1
+    assert np.array_equal(found, ranks // 9 * 10 + ranks % 9 + 1)
+    assert np.array_equal(bits.rank(found), ranks)
+
+
+@pytest.mark.parametrize("members", [np.ones(3), np.ones((2, 2), dtype=bool)])
+def test_bits_are_booleans(members: np.ndarray) -> None:
+    with pytest.raises(ConfigError, match="bool"):
+        Bits(members)
+
+
+@settings(max_examples=cases(100, 2_000), deadline=None)
+@given(st.lists(st.integers(0, 5) | st.just(200), max_size=60), st.booleans())
+def test_outputs_are_the_plain_list(counts: list[int], many: bool) -> None:
+    counts = [count * 100 for count in counts] if many else counts
+    outputs = Outputs(np.array(counts, dtype=np.int64))
+    plain = [(sample, k) for sample, count in enumerate(counts) for k in range(count)]
+    samples, which = outputs.locate(np.arange(outputs.num_outputs))
+    assert list(zip(samples.tolist(), which.tolist(), strict=True)) == plain
+    begins = outputs.begins(np.arange(len(counts) + 1))
+    assert begins.tolist() == np.append(0, np.cumsum(counts)).astype(int).tolist()
+    assert len(counts) < 20 or outputs.num_bytes <= 8 * (len(counts) + 1) + 200
+
+
+@pytest.mark.parametrize(("count", "bits"), [(2, 3), (20, 21), (100, 64), (10_000, 64)])
+def test_outputs_take_the_smaller_of_two_forms(count: int, bits: int) -> None:
+    outputs = Outputs(np.full(10_000, count))
+    assert outputs.num_bytes * 8 <= 10_000 * bits * 1.05
+    assert [part.tolist() for part in outputs.locate(np.array([0, 5 * count + 1]))] == [[0, 5], [0, 1]]
+
+
+@pytest.mark.parametrize("counts", [np.ones(3), np.array([1, -1]), np.ones((2, 2), dtype=np.int64)])
+def test_counts_are_integers(counts: np.ndarray) -> None:
+    with pytest.raises(ConfigError, match="counts of outputs"):
+        Outputs(counts)
+
+
+def test_outputs_beyond_the_end() -> None:
+    outputs = Outputs(np.array([1, 0, 2]))
+    with pytest.raises(ConfigError, match="3 outputs"):
+        outputs.locate(np.array([3]))
+    with pytest.raises(ConfigError, match="samples run from"):
+        outputs.begins(np.array([4]))
+
+
+def buckets(groups: list[int], grouping: Grouping) -> list[list[int]]:
+    """As a reader with a bucket for each group gives them."""
+    held: dict[int, list[int]] = defaultdict(list)
+    given: list[list[int]] = []
+    everyone: dict[int, list[int]] = defaultdict(list)
+    for item, group in enumerate(groups):
+        held[group].append(item)
+        everyone[group].append(item)
+        if len(held[group]) == grouping.sizes.get(group, grouping.size):
+            given.append(held.pop(group))
+    if grouping.remainder == "drop":
+        return given
+    left = sorted(held.values())
+    if grouping.remainder == "fill":
+        for unit in left:
+            group = groups[unit[0]]
+            want = grouping.sizes.get(group, grouping.size)
+            unit += [everyone[group][i % len(everyone[group])] for i in range(want - len(unit))]
+    return given + left
+
+
+GROUPINGS = st.builds(
+    Grouping,
+    size=st.integers(1, 6),
+    sizes=st.dictionaries(st.integers(-2, 4), st.integers(1, 9), max_size=3),
+    remainder=st.sampled_from(["short", "drop", "fill"]),
+)
+
+
+@settings(max_examples=cases(200, 5_000), deadline=None)
+@given(st.lists(st.integers(-2, 4), min_size=1, max_size=60), GROUPINGS)
+def test_groups_are_the_readers_buckets(names: list[int], grouping: Grouping) -> None:
+    wanted = buckets(names, grouping)
+    if not wanted:
+        with pytest.raises(ConfigError, match="make no unit"):
+            Groups(np.array(names), grouping)
+        return
+    groups = Groups(np.array(names), grouping)
+    offsets, items = groups.items(np.arange(groups.num_units))
+    assert [unit.tolist() for unit in np.split(items, offsets[1:-1])] == wanted
+    for item in range(len(names)):
+        assert groups.units(item).tolist() == [u for u, unit in enumerate(wanted) if item in unit]
+    assert len(items) == len(names) - groups.num_left_out + groups.num_added
+
+
+@settings(max_examples=cases(60, 1_000), deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=8, max_size=60), GROUPINGS, st.integers(0, 2**64 - 1))
+def test_others_meet_in_each_epoch(names: list[int], grouping: Grouping, key: int) -> None:
+    regroup = Grouping(size=grouping.size, remainder=grouping.remainder, regroup=True)
+    if not buckets(names, regroup):
+        return
+    groups = Groups(np.array(names), regroup)
+    keys = np.full(groups.num_units, key, dtype=np.uint64)
+    offsets, items = groups.items(np.arange(groups.num_units), keys)
+    units = np.split(items, offsets[1:-1])
+    assert all(len({names[item] for item in unit}) == 1 for unit in units)
+    if regroup.remainder == "short":
+        assert sorted(items.tolist()) == list(range(len(names)))
+    for item in range(len(names)):
+        assert groups.units(item, keys[:1]).tolist() == [u for u, unit in enumerate(units) if item in unit]
+
+
+def test_epochs_differ_and_repeat() -> None:
+    groups = Groups(np.zeros(100, dtype=np.int64), Grouping(size=10, regroup=True))
+    one, other = (groups.items(np.arange(10), np.full(10, key, dtype=np.uint64))[1] for key in (1, 2))
+    assert one.tolist() != other.tolist()
+    assert groups.items(np.arange(10))[1].tolist() == list(range(100))
+
+
+@pytest.mark.parametrize("bad", [{"size": 0}, {"size": 2, "sizes": {3: 0}}, {"size": 2, "remainder": "keep"}])
+def test_bad_groupings(bad: dict) -> None:
+    with pytest.raises(ConfigError):
+        Grouping(**bad)
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> tuple[Facts, list[tuple[int, int, int, int]]]:
+    """Facts and the plain (sample, output, length, group) of each item."""
+    size = draw(st.integers(1, 40))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    good = rng.random(size) < 0.8 if draw(st.booleans()) else None
+    counts = rng.integers(0, 4, size) if draw(st.booleans()) else None
+    rows = [(s, k) for s in range(size) for k in range(1 if counts is None else counts[s])]
+    lengths, groups = rng.integers(1, 30, len(rows)), rng.integers(0, 3, len(rows))
+    plain = [
+        (*row, int(length), int(group))
+        for row, length, group in zip(rows, lengths, groups, strict=True)
+        if good is None or good[row[0]]
+    ]
+    if not plain:
+        return draw(facts())
+    return Facts(size, is_good=good, num_outputs=counts, lengths=lengths, groups=groups), plain
+
+
+@settings(max_examples=cases(150, 3_000), deadline=None)
+@given(facts(), st.sampled_from(["items", "groups", "packs", "split"]))
+def test_every_unit_and_back(drawn: tuple[Facts, list[tuple[int, int, int, int]]], kind: str) -> None:
+    known, plain = drawn
+    forms = {
+        "items": None,
+        "groups": Grouping(size=3),
+        "packs": Packing(max_seq_len=40),
+        "split": Packing(max_seq_len=11, over_long="split", repack=True),
+    }
+    measured = Measured(known, form=forms[kind])
+    units = np.arange(measured.num_units)
+    keys = np.full(len(units), 5, dtype=np.uint64)
+    members = measured.members(units, keys)
+    held = [set(part.tolist()) for part in np.split(members.samples, members.offsets[1:-1])]
+    for sample in range(known.num_samples):
+        wanted = [unit for unit, samples in enumerate(held) if sample in samples]
+        assert measured.units(sample, keys[:1]).tolist() == wanted
+    rows = list(zip(members.samples.tolist(), members.outputs.tolist(), strict=True))
+    if kind == "split":
+        tokens: dict[tuple[int, int], int] = defaultdict(int)
+        for row, length in zip(rows, members.lengths.tolist(), strict=True):
+            tokens[row] += length
+        assert tokens == {item[:2]: item[2] for item in plain}
+    else:
+        assert sorted(rows) == [item[:2] for item in plain]
+    if kind == "items":
+        assert rows == [item[:2] for item in plain]
+
+
+def test_units_are_the_samples_of_a_leaf() -> None:
+    """A filter over 10^5 samples in a plan: every good sample once an epoch, whatever the order."""
+    good = np.random.default_rng(0).random(100_000) < 0.9
+    measured = Measured(Facts(len(good), is_good=good))
+    plan = Plan(measured.leaf("web"), Order(kind="full", seed=3))
+    looked = plan.lookup(np.arange(2 * measured.num_units))
+    samples = measured.members(looked.indices, looked.keys).samples.reshape(2, -1)
+    assert samples[0].tolist() != samples[1].tolist()
+    for epoch in samples:
+        assert np.array_equal(np.sort(epoch), np.flatnonzero(good))
+
+
+@pytest.mark.parametrize(
+    ("given", "form", "says"),
+    [
+        ({"is_good": np.zeros(3, dtype=bool)}, None, "none is left"),
+        ({"is_good": np.ones(3)}, None, "is_good is float64"),
+        ({"num_outputs": np.ones(2, dtype=np.int64)}, None, "num_outputs is int64 of shape"),
+        ({"lengths": np.ones(2, dtype=np.int64)}, None, "lengths is int64 of shape"),
+        ({}, Grouping(size=2), "no groups"),
+        ({}, Packing(max_seq_len=4), "no lengths"),
+        ({"lengths": np.zeros(3, dtype=np.int64)}, Packing(max_seq_len=4), "make no pack"),
+    ],
+)
+def test_facts_that_do_not_do(given: dict, form: Grouping | Packing | None, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Measured(Facts(3, **given), form=form)
+
+
+def test_beyond_the_end() -> None:
+    measured = Measured(Facts(3))
+    with pytest.raises(ConfigError, match="3 units"):
+        measured.members(np.array([3]))
+    with pytest.raises(ConfigError, match="3 samples"):
+        measured.units(3)
+    with pytest.raises(ConfigError, match="3 items"):
+        measured.facts.locate(np.array([-1]))
+    groups = Groups(np.zeros(3, dtype=np.int64), Grouping(size=2))
+    with pytest.raises(ConfigError, match="3 items"):
+        groups.units(3)
+    with pytest.raises(ConfigError, match="2 units"):
+        groups.items(np.array([2]))
