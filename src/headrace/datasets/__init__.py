@@ -6,7 +6,7 @@
     SampleStore --> MediaDataset: images, video, text, decoded and cooked --> the same
     Store --> DocumentDataset --> PackedDataset: torchtune's class and results
 
-May import: stores, plan, samples, errors.
+May import: stores, plan, samples, encoders, errors.
 """
 
 from headrace.datasets.blend import Blend
@@ -15,6 +15,7 @@ from headrace.datasets.concat import ConcatDataset
 from headrace.datasets.cyclic import CyclicDataset
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
 from headrace.datasets.documents import DocumentDataset
+from headrace.datasets.encoded import EncodedDataset
 from headrace.datasets.factory import BaseDataset, DatasetFactory, load_dataset
 from headrace.datasets.filled import FilledDataset
 from headrace.datasets.gpt import GPTDataset
@@ -55,6 +56,7 @@ __all__ = [
     "Dataset",
     "DatasetFactory",
     "DocumentDataset",
+    "EncodedDataset",
     "ExportedCache",
     "Fields",
     "FilledDataset",

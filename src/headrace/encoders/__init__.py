@@ -1,0 +1,95 @@
+"""The user's task encoder: hooks that cook, encode, pack, group and batch, and what holds around them. No torch.
+
+sample --[cook]--> [encode | preencode] --> 0..n outputs        EncoderPipeline.encode
+outputs --select_samples_to_pack--> [postencode] --> pack       EncoderPipeline.select, pack
+outputs or packs --batch_group_criterion--> key, size           EncoderPipeline.group
+outputs or packs --batch--> [encode_batch] --> batches          EncoderPipeline.batch
+
+    stateless     what a hook promises: restorable, which random numbers it draws
+    seeding       the global generators, set for a call and put back
+    ErrorPolicy   which faults of a sample are raised, and which are made good by another sample
+
+What Energon's users import beside task encoders is here under its names, too: samples, batches, cookers.
+A pipeline knows neither stores nor order: who has these calls it with a key and a position.
+
+May import: samples, plan, errors.
+"""
+
+from __future__ import annotations
+
+from headrace.encoders.augment import AugmentTaskEncoder
+from headrace.encoders.default import DefaultTaskEncoder
+from headrace.encoders.hooks import Hook, bound_cookers, hook_of
+from headrace.encoders.mapping import batch_list, batch_stack
+from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Place, Selection
+from headrace.encoders.policy import ErrorPolicy, Fault, FaultLog, is_of_sample
+from headrace.encoders.stateless import get_failure_tolerance, get_stateless, stateless
+from headrace.encoders.task_encoder import TaskEncoder
+from headrace.errors import SkipSample
+from headrace.samples.media import (
+    Batch,
+    CaptioningSample,
+    Cooker,
+    CrudeSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    Sample,
+    SampleDecoder,
+    SimilarityInterleavedSample,
+    SourceInfo,
+    TextSample,
+    VidQASample,
+    VQASample,
+    basic_sample_keys,
+    cooker,
+    generic_batch,
+)
+from headrace.samples.media import pad_stack as batch_pad_stack
+from headrace.samples.media import sample_type as edataclass
+
+__all__ = [
+    "AugmentTaskEncoder",
+    "Batch",
+    "CaptioningSample",
+    "Cooker",
+    "CrudeSample",
+    "DefaultTaskEncoder",
+    "EncoderPipeline",
+    "ErrorPolicy",
+    "Fault",
+    "FaultLog",
+    "Hook",
+    "HookFailure",
+    "ImageClassificationSample",
+    "ImageSample",
+    "InterleavedSample",
+    "MultiChoiceVQASample",
+    "OCRSample",
+    "Place",
+    "Sample",
+    "SampleDecoder",
+    "Selection",
+    "SimilarityInterleavedSample",
+    "SkipSample",
+    "SourceInfo",
+    "TaskEncoder",
+    "TextSample",
+    "VQASample",
+    "VidQASample",
+    "basic_sample_keys",
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
+    "bound_cookers",
+    "cooker",
+    "edataclass",
+    "generic_batch",
+    "get_failure_tolerance",
+    "get_stateless",
+    "hook_of",
+    "is_of_sample",
+    "stateless",
+]

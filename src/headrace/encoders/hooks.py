@@ -1,0 +1,144 @@
+"""Which hooks a task encoder has, and what each promises."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from headrace.encoders.augment import AugmentTaskEncoder
+from headrace.encoders.default import DefaultTaskEncoder
+from headrace.encoders.stateless import generators_of, get_failure_tolerance, get_stateless, may_draw
+from headrace.encoders.task_encoder import TaskEncoder
+from headrace.errors import ConfigError
+from headrace.samples.media import Cooker
+
+MANY: Final = ("encode_sample", "preencode_sample", "pack_selected_samples", "encode_batch")
+"""Hooks that may be generators."""
+
+ONE: Final = (
+    "cook_crude_sample",
+    "postencode_sample",
+    "select_samples_to_pack",
+    "batch_group_criterion",
+    "batch",
+)
+
+
+class Hook(msgspec.Struct, frozen=True, kw_only=True):
+    """One hook of a task encoder.
+
+    Attributes:
+        name: ``encode_sample`` and so on.
+        call: the method.
+        is_overridden: whether it is the user's, and has to be called.
+        is_generator: whether it is written as a generator.
+        stateless: whether it is marked so.
+        seeds: the global generators that are set for it.
+        may_draw: whether it may draw from them, for all that it says.
+        failure_tolerance: how many samples in a row may fail in it, 0 for no bound; None where it does not say.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    is_overridden: bool
+    is_generator: bool
+    stateless: bool
+    seeds: tuple[str, ...]
+    may_draw: bool
+    failure_tolerance: int | None
+
+
+def hook_of(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> Hook:
+    """A hook by its name; of an `AugmentTaskEncoder` that does not override it, that of the encoder within."""
+    found = getattr(encoder, name)
+    function = getattr(found, "__func__", found)
+    if isinstance(encoder, AugmentTaskEncoder) and function is getattr(AugmentTaskEncoder, name):
+        return hook_of(encoder._task_encoder, name)
+    return function_hook(name, found, is_overridden=function is not getattr(TaskEncoder, name))
+
+
+def function_hook(name: str, function: Callable[..., Any], *, is_overridden: bool = True) -> Hook:
+    """A function, such as a cooker, as a hook."""
+    return Hook(
+        name=name,
+        call=function,
+        is_overridden=is_overridden,
+        is_generator=inspect.isgeneratorfunction(function),
+        stateless=get_stateless(function),
+        seeds=generators_of(function),
+        may_draw=may_draw(function),
+        failure_tolerance=get_failure_tolerance(function),
+    )
+
+
+def hooks_of(encoder: TaskEncoder[Any, Any, Any, Any]) -> dict[str, Hook]:
+    """All hooks by name, checked.
+
+    Raises:
+        ConfigError: not a task encoder; a generator where one result is due; ``encode_sample`` beside
+            ``preencode_sample``; one half of packing without the other.
+    """
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
+    kind = type(encoder).__name__
+    hooks = {name: hook_of(encoder, name) for name in (*ONE, *MANY)}
+    for name in ONE:
+        if hooks[name].is_generator:
+            raise ConfigError(
+                f"{kind}.{name} is a generator, and has to return one result; generators may be {', '.join(MANY)}"
+            )
+    plain = getattr(hooks["encode_sample"].call, "__func__", None) is DefaultTaskEncoder.encode_sample
+    if hooks["preencode_sample"].is_overridden and hooks["encode_sample"].is_overridden and not plain:
+        raise ConfigError(
+            f"{kind} overrides encode_sample and preencode_sample; encode in one of them: in encode_sample, or before"
+            " packing in preencode_sample and after it in postencode_sample"
+        )
+    halves = [name for name in ("select_samples_to_pack", "pack_selected_samples") if hooks[name].is_overridden]
+    if len(halves) == 1:
+        raise ConfigError(
+            f"{kind} overrides {halves[0]} alone; packing takes both select_samples_to_pack and pack_selected_samples"
+        )
+    return hooks
+
+
+class BoundCooker:
+    """A cooker that goes through ``cook_crude_sample`` of a task encoder. Pickles, where the encoder does."""
+
+    def __init__(self, encoder: TaskEncoder[Any, Any, Any, Any], cooker: Cooker) -> None:
+        self._encoder = encoder
+        self._cooker = cooker
+        self.__cooker_need_primary__ = cooker.need_primary
+        self.__cooker_need_cache__ = cooker.need_cache
+        hook = hook_of(encoder, "cook_crude_sample").call
+        for name in ("__stateless__", "__restore_seeds__", "__failure_tolerance__"):
+            if hasattr(hook, name):
+                setattr(self, name, getattr(hook, name))
+        self.__module__ = hook.__module__
+        self.__qualname__ = f"{hook.__qualname__}({getattr(cooker.cook, '__qualname__', cooker.cook)})"
+
+    def __call__(self, crude: Any, **aux: Any) -> Any:
+        """What the hook makes of it."""
+        return self._encoder.cook_crude_sample(crude, self._cooker, aux)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoundCooker, (self._encoder, self._cooker)
+
+
+def bound_cookers(encoder: TaskEncoder[Any, Any, Any, Any]) -> tuple[Cooker, ...]:
+    """The cookers of a task encoder, through its ``cook_crude_sample`` where that is overridden."""
+    cookers = tuple(encoder.cookers)
+    if not hook_of(encoder, "cook_crude_sample").is_overridden:
+        return cookers
+    return tuple(Cooker(BoundCooker(encoder, cooker), cooker.has_subflavors) for cooker in cookers)
+
+
+def encoder_recipe(encoder: TaskEncoder[Any, Any, Any, Any]) -> Mapping[str, Any]:
+    """JSON-safe: what is known of an encoder, its name and version; of one around another, of both."""
+    kind = type(encoder)
+    recipe: dict[str, Any] = {"encoder": f"{kind.__module__}.{kind.__qualname__}", "version": encoder.version}
+    if isinstance(encoder, AugmentTaskEncoder):
+        recipe["within"] = encoder_recipe(encoder._task_encoder)
+    return recipe

@@ -1,0 +1,103 @@
+"""Samples and batches of one type made into another, field by field."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.samples.media import Batch, generic_batch, pad_stack
+from headrace.samples.media.sample import BASE_FIELDS
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Name -> value of a dict, a dataclass or a named tuple. Raises ConfigError: it is none of them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    raise ConfigError(
+        f"{type(value).__name__} has no fields; a sample or batch is a dataclass, a named tuple or a dict, found"
+        f" {value!r:.80}"
+    )
+
+
+def made(kind: type[Any], fields: Mapping[str, Any], hook: str) -> Any:
+    """A value of a type, out of fields by name; those that it does not have are left out.
+
+    Raises:
+        ConfigError: fields that it needs are missing; it is neither a dataclass, a named tuple nor a dict.
+    """
+    if issubclass(kind, dict):
+        return kind(fields)
+    if dataclasses.is_dataclass(kind):
+        own = [field for field in dataclasses.fields(kind) if field.init]
+        names = [field.name for field in own]
+        free = dataclasses.MISSING
+        needed = [field.name for field in own if field.default is free and field.default_factory is free]
+    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        names = list(kind._fields)
+        needed = [name for name in names if name not in getattr(kind, "_field_defaults", {})]
+    else:
+        raise ConfigError(f"{hook}: {kind.__name__} is neither a dataclass, a named tuple nor a dict")
+    missing = [name for name in needed if name not in fields]
+    if missing:
+        raise ConfigError(
+            f"{hook}: {kind.__name__} needs {', '.join(missing)}; there are {', '.join(map(str, fields))}: name the"
+            f" fields alike, or override {hook}"
+        )
+    return kind(**{name: fields[name] for name in names if name in fields})
+
+
+def batched(samples: Sequence[Any], kind: type[Any]) -> Any:
+    """Samples as one value of a type: of each field arrays padded and stacked, what tells of the samples in lists.
+
+    What has no fields is put together as it is: arrays as one, all else in a list.
+
+    Raises:
+        ConfigError: samples with other fields than the first; arrays that cannot be stacked; as `made`.
+    """
+    if issubclass(kind, Batch):
+        return kind.from_samples(samples)
+    first = samples[0]
+    is_tuple = isinstance(first, tuple) and hasattr(first, "_fields")
+    if not (is_tuple or isinstance(first, Mapping) or dataclasses.is_dataclass(first)):
+        return generic_batch(samples)
+    rows = [fields_of(sample) for sample in samples]
+    for row in rows[1:]:
+        if row.keys() != rows[0].keys():
+            raise ConfigError(
+                f"samples {_key(rows[0])} and {_key(row)} of one batch differ in"
+                f" {', '.join(sorted(map(str, row.keys() ^ rows[0].keys())))}; give them the same fields"
+            )
+    columns = {name: _column(name, [row[name] for row in rows]) for name in rows[0]}
+    return made(kind, columns, "batch")
+
+
+def batch_stack(values: Sequence[Any]) -> Any:
+    """Arrays or tensors of one shape as one, (n, ...). Raises ConfigError: they differ; `pad_stack` pads them."""
+    shapes = {tuple(value.shape) for value in values}
+    if len(shapes) != 1:
+        raise ConfigError(f"arrays of {', '.join(map(str, sorted(shapes)))} cannot be stacked; take batch_pad_stack")
+    return pad_stack(values)
+
+
+def batch_list(values: Sequence[Any]) -> list[Any]:
+    """The values, in a list."""
+    return list(values)
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    if name in BASE_FIELDS:
+        return values
+    try:
+        return generic_batch(values)
+    except ConfigError as error:
+        raise ConfigError(f"field {name!r}: {error}") from None
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    return repr(row.get("__key__", "without a key"))

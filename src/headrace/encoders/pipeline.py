@@ -1,0 +1,346 @@
+"""The hooks of one task encoder, run as functions: of one sample, of some to be packed, of some to be batched."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, NamedTuple
+
+from headrace.encoders.context import CALL, Call
+from headrace.encoders.hooks import Hook, encoder_recipe, hooks_of
+from headrace.encoders.seeding import Aside, in_main_thread
+from headrace.encoders.task_encoder import TaskEncoder
+from headrace.errors import ConfigError
+from headrace.plan.keys import derive
+
+STAGES: Final = {
+    name: number
+    for number, name in enumerate(
+        (
+            "cook",
+            "encode",
+            "select_samples_to_pack",
+            "postencode_sample",
+            "pack_selected_samples",
+            "batch_group_criterion",
+            "batch",
+            "encode_batch",
+        )
+    )
+}
+"""Each hook has random numbers of its own: what one draws moves no other. The numbers are part of the order."""
+
+
+class Place(NamedTuple):
+    """Whose turn it is: all that random numbers depend on.
+
+    Attributes:
+        key: 64 bits, of seed, source and epoch.
+        position: of the sample, or of the first of several, below 2^63.
+        output: which output of the sample.
+        part: which of several packs that begin with it.
+    """
+
+    key: int
+    position: int
+    output: int = 0
+    part: int = 0
+
+
+class Output(NamedTuple):
+    """What one sample, or one pack, became: the place that it has now, and the encoded sample."""
+
+    place: Place
+    sample: Any
+
+
+class Selection(NamedTuple):
+    """Which of n samples go into packs: the numbers of each pack's, in its order, and of those that are left."""
+
+    packs: list[list[int]]
+    left: list[int]
+
+
+class HookFailure(Exception):  # noqa: N818 -- it never leaves the library: who runs the pipeline raises ``error``
+    """A hook raised ``error``; whether another sample may stand in for it is asked of ``hook``."""
+
+    def __init__(self, hook: Hook, error: Exception) -> None:
+        super().__init__(hook, error)
+        self.hook = hook
+        self.error = error
+
+
+class EncoderPipeline:
+    """A task encoder, ready to run. Pure: a result depends on the arguments and the place, not on what ran before.
+
+    Within ``with pipeline:`` many calls share the cost of putting the global generators aside; without it each call
+    pays it. In threads other than the main one global generators cannot be seeded: `check_thread`.
+
+    Args:
+        encoder: the task encoder.
+        packing: whether ``select_samples_to_pack`` and ``pack_selected_samples`` are used.
+        batch_size: samples of a batch, None where ``batch_group_criterion`` says it, or where nothing is batched.
+
+    Raises:
+        ConfigError: what `hooks_of` refuses; packing without its hooks.
+    """
+
+    def __init__(
+        self, encoder: TaskEncoder[Any, Any, Any, Any], *, packing: bool = False, batch_size: int | None = None
+    ) -> None:
+        self.encoder = encoder
+        self.hooks = hooks_of(encoder)
+        self.packing = packing
+        self.batch_size = batch_size
+        if packing and not self.hooks["pack_selected_samples"].is_overridden:
+            raise ConfigError(
+                f"{self._kind}: packing takes select_samples_to_pack and pack_selected_samples, which it does not"
+                " override; override them, or leave packing out"
+            )
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size}; it is at least 1, or None")
+        before = self.hooks["preencode_sample"]
+        self._encode = before if before.is_overridden else self.hooks["encode_sample"]
+        self._after = self.hooks["postencode_sample"]
+        self._aside = Aside()
+
+    @property
+    def groups(self) -> bool:
+        """Whether batches are made of samples of one key."""
+        return self.hooks["batch_group_criterion"].is_overridden
+
+    @property
+    def not_fixed(self) -> list[str]:
+        """Why a sample may give another number of outputs than one; empty where it always gives exactly one."""
+        reasons = [f"{self._encode.name} is a generator"] if self._encode.is_generator else []
+        if self.packing or self.hooks["select_samples_to_pack"].is_overridden:
+            reasons.append("select_samples_to_pack packs samples")
+        if self.groups:
+            reasons.append("batch_group_criterion groups samples")
+        if self.hooks["encode_batch"].is_generator:
+            reasons.append("encode_batch is a generator")
+        return reasons
+
+    @property
+    def used(self) -> tuple[Hook, ...]:
+        """The hooks that are called, but for those of the base class, and for cookers."""
+        return tuple(hook for hook in self.hooks.values() if hook.is_overridden)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """JSON-safe: what of the pipeline decides its results; what hooks do is told by their names and version."""
+        return {
+            **encoder_recipe(self.encoder),
+            "hooks": sorted(hook.name for hook in self.used),
+            "packing": self.packing,
+            "batch_size": self.batch_size,
+            "stages": 1,
+        }
+
+    def check_thread(self, *others: Hook) -> None:
+        """Raise ConfigError in a thread where a hook may draw from global generators, which the process shares."""
+        if in_main_thread():
+            return
+        for hook in (*self.used, *others):
+            if hook.may_draw:
+                says = "says that it draws random numbers" if hook.stateless else "is not marked @stateless"
+                raise ConfigError(
+                    f"{self._kind}.{hook.name} {says}, and runs in a thread: global generators belong to the process,"
+                    " so the numbers would depend on what other threads draw. Read in worker processes,"
+                    " Reading(num_workers=2), or when asked, Reading(num_threads=0); or mark the hook @stateless, and"
+                    " draw from a generator of its own, numpy.random.default_rng(self.current_seed)"
+                )
+
+    def __enter__(self) -> EncoderPipeline:
+        self._aside.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._aside.__exit__(*raised)
+
+    def encode(self, make: Callable[[], Any], place: Place, cook: Hook | None = None) -> list[Output]:
+        """One sample made and encoded: none, one or several outputs.
+
+        Args:
+            make: makes the sample: decodes and cooks it.
+            place: its own; output k has the place with ``output=k``.
+            cook: the cooker that ``make`` runs, to be seeded for; None where there is none.
+
+        Raises:
+            HookFailure: something failed.
+        """
+        with self:
+            sample = self._call(READING if cook is None else cook, "cook", place, make)
+            if not self._encode.is_overridden:
+                encoded = [Output(place, sample)]
+            else:
+                made = self._outputs(self._encode, "encode", place, sample)
+                encoded = [Output(place._replace(output=number), one) for number, one in enumerate(made)]
+            if self.packing or not self._after.is_overridden:
+                return encoded
+            return [
+                Output(one.place, self._call(self._after, "postencode_sample", one.place, self._after.call, one.sample))
+                for one in encoded
+            ]
+
+    def select(self, samples: Sequence[Any], place: Place) -> Selection:
+        """Which samples go into packs together.
+
+        Args:
+            samples: encoded ones.
+            place: of the first of them.
+
+        Raises:
+            HookFailure: the hook failed; it gave something else than lists of samples that it was given, or one twice.
+        """
+        hook = self.hooks["select_samples_to_pack"]
+        given = list(samples)
+        chosen = self._call(hook, "select_samples_to_pack", place, hook.call, list(given))
+        numbers = {id(sample): number for number, sample in enumerate(given)}
+        try:
+            packs = [[self._number(sample, numbers) for sample in pack] for pack in chosen]
+        except (ConfigError, TypeError) as error:
+            raise HookFailure(hook, error) from error
+        return Selection([pack for pack in packs if pack], sorted(numbers.values()))
+
+    def _number(self, sample: Any, numbers: dict[int, int]) -> int:
+        try:
+            return numbers.pop(id(sample))
+        except KeyError:
+            raise ConfigError(
+                f"{self._kind}.select_samples_to_pack chose a sample twice, or one that it was not given"
+                f" ({sample!r:.80}); it returns lists of the very samples that it gets"
+            ) from None
+
+    def pack(self, samples: Sequence[Output]) -> list[Output]:
+        """Chosen samples as packs, mostly one; each sample goes through ``postencode_sample`` first.
+
+        Raises:
+            HookFailure: a hook failed.
+        """
+        hook = self.hooks["pack_selected_samples"]
+        with self:
+            inner = [one.sample for one in samples]
+            if self._after.is_overridden:
+                inner = [
+                    self._call(self._after, "postencode_sample", one.place, self._after.call, one.sample)
+                    for one in samples
+                ]
+            place = samples[0].place
+            made = self._outputs(hook, "pack_selected_samples", place, inner)
+            return [Output(place._replace(part=number), one) for number, one in enumerate(made)]
+
+    def group(self, one: Output) -> tuple[Hashable, int]:
+        """The key of the samples that a sample is batched with, and how many make a batch.
+
+        Raises:
+            HookFailure: the hook failed; it gave no pair, a key that cannot be hashed, a size beside ``batch_size``, or
+                none where there is no ``batch_size`` either.
+        """
+        hook = self.hooks["batch_group_criterion"]
+        found = self._call(hook, "batch_group_criterion", one.place, hook.call, one.sample)
+        try:
+            return self._checked_group(found)
+        except ConfigError as error:
+            raise HookFailure(hook, error) from error
+
+    def _checked_group(self, found: Any) -> tuple[Hashable, int]:
+        where = f"{self._kind}.batch_group_criterion"
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Hashable):
+            raise ConfigError(f"{where} gave {found!r:.80}; it gives (key, batch size or None), the key hashable")
+        key, size = found
+        if (size is None) == (self.batch_size is None):
+            raise ConfigError(
+                f"{where} gave the size {size} for {key!r:.80}, and batch_size is {self.batch_size}; exactly one of the"
+                " two says how many samples make a batch"
+            )
+        size = self.batch_size if size is None else size
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(f"{where} gave the size {size!r} for {key!r:.80}; it is a number of at least 1")
+        return key, size
+
+    def batch(self, samples: Sequence[Any], place: Place) -> list[Any]:
+        """Samples as batches, mostly one.
+
+        Args:
+            samples: encoded ones, at least one.
+            place: of the first of them.
+
+        Raises:
+            HookFailure: a hook failed.
+        """
+        with self:
+            hook = self.hooks["batch"]
+            made = self._call(hook, "batch", place, hook.call, list(samples), is_batch=True)
+            hook = self.hooks["encode_batch"]
+            if not hook.is_overridden:
+                return [made]
+            return self._outputs(hook, "encode_batch", place, made, is_batch=True)
+
+    def _outputs(self, hook: Hook, stage: str, place: Place, given: Any, *, is_batch: bool = False) -> list[Any]:
+        """What a hook gives, each output of a generator with seeds of its own."""
+        found = self._call(hook, stage, place, hook.call, given, is_batch=is_batch)
+        if not inspect.isgenerator(found):
+            return [found]
+        outputs: list[Any] = []
+        while True:
+            made = self._call(hook, stage, place, next, found, _END, is_batch=is_batch, number=len(outputs))
+            if made is _END:
+                return outputs
+            outputs.append(made)
+
+    def _call(
+        self,
+        hook: Hook,
+        stage: str,
+        place: Place,
+        function: Callable[..., Any],
+        *given: Any,
+        is_batch: bool = False,
+        number: int = 0,
+    ) -> Any:
+        seed = seed_of(place, stage, number)
+        token = CALL.set(Call(place.position, place.position if is_batch else None, seed))
+        try:
+            if not hook.seeds:
+                return function(*given)
+            with self._aside as aside:
+                aside.seed(seed, hook.seeds)
+                return function(*given)
+        except Exception as error:
+            raise HookFailure(hook, error) from error
+        finally:
+            CALL.reset(token)
+
+    @property
+    def _kind(self) -> str:
+        return type(self.encoder).__name__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.encoder, self.packing, self.batch_size)
+
+
+def seed_of(place: Place, stage: str, number: int = 0) -> int:
+    """64 bits for a call; ``number`` counts the outputs of a generator."""
+    outputs = ((place.output << 20) + place.part << 20) + number
+    return derive(derive(derive(place.key, STAGES[stage]), place.position), outputs)
+
+
+_END = object()
+
+
+READING: Final = Hook(
+    name="read",
+    call=lambda make: make(),
+    is_overridden=False,
+    is_generator=False,
+    stateless=False,
+    seeds=(),
+    may_draw=False,
+    failure_tolerance=None,
+)
+"""What makes samples where no code of the user's does: of its errors `SampleError` alone is of the sample."""
+
+
+def _again(encoder: TaskEncoder[Any, Any, Any, Any], packing: bool, batch_size: int | None) -> EncoderPipeline:
+    return EncoderPipeline(encoder, packing=packing, batch_size=batch_size)

@@ -1,0 +1,224 @@
+"""Which hooks are taken, and what the encoders that are there do by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from headrace import ConfigError
+from headrace.encoders import (
+    AugmentTaskEncoder,
+    Batch,
+    DefaultTaskEncoder,
+    EncoderPipeline,
+    Place,
+    TaskEncoder,
+    TextSample,
+    batch_list,
+    batch_stack,
+    edataclass,
+    hook_of,
+    stateless,
+)
+from headrace.encoders.hooks import encoder_recipe
+from headrace.encoders.pipeline import HookFailure, Output
+
+
+def text(number: int) -> TextSample:
+    return TextSample(__key__=f"{number}", __restore_key__=(number,), text="x" * number)
+
+
+class Pair(NamedTuple):
+    text: str
+    size: int = 2
+
+
+@dataclass
+class Only:
+    text: str
+
+
+@edataclass
+class TextBatch(Batch):
+    text: list[str]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"), [(Pair, Pair("xx", 2)), (Only, Only("xx")), (TextSample, text(2)), (None, text(2))]
+)
+def test_default_maps_samples_by_names(kind: type[Any] | None, wanted: Any) -> None:
+    assert DefaultTaskEncoder(encoded_sample_type=kind).encode_sample(text(2)) == wanted
+
+
+def test_default_maps_to_and_from_dicts() -> None:
+    found = DefaultTaskEncoder(encoded_sample_type=dict).encode_sample(text(1))
+    assert found["text"] == "x"
+    assert found["__key__"] == "1"
+    assert DefaultTaskEncoder(encoded_sample_type=Only).encode_sample(found) == Only("x")
+    assert DefaultTaskEncoder(encoded_sample_type=Pair).encode_sample({"text": "y", "size": 1}) == Pair("y", 1)
+
+
+def test_default_batches() -> None:
+    encoder = DefaultTaskEncoder(raw_batch_type=TextBatch, batch_type=dict)
+    raw = encoder.batch([text(1), text(2)])
+    assert raw == TextBatch(__key__=["1", "2"], __restore_key__=[(1,), (2,)], text=["x", "xx"])
+    assert encoder.encode_batch(raw)["text"] == ["x", "xx"]
+    assert DefaultTaskEncoder().encode_batch(raw) is raw
+    plain = TaskEncoder().batch([text(1), text(2)])
+    assert isinstance(plain, TextSample)
+    assert plain.text == ["x", "xx"]  # type: ignore[comparison-overlap]
+
+
+def test_default_batches_pad() -> None:
+    found = DefaultTaskEncoder().batch([{"a": np.ones(1), "b": "x"}, {"a": np.ones(3), "b": "y"}])
+    assert np.array_equal(found["a"], [[1, 0, 0], [1, 1, 1]])
+    assert found["b"] == ["x", "y"]
+    assert np.array_equal(DefaultTaskEncoder().batch([np.ones(1), np.ones(2)]), [[1, 0], [1, 1]])
+    told = [{"__subflavors__": {"of": number}, "a": {"of": number}} for number in (1, 2)]
+    assert DefaultTaskEncoder().batch(told) == {"__subflavors__": [{"of": 1}, {"of": 2}], "a": {"of": [1, 2]}}
+    assert batch_list((1, 2)) == [1, 2]
+    assert batch_stack([np.ones(2), np.zeros(2)]).shape == (2, 2)
+    with pytest.raises(ConfigError, match=r"\(1,\), \(2,\) cannot be stacked; take batch_pad_stack"):
+        batch_stack([np.ones(1), np.ones(2)])
+
+
+def test_default_says_what_does_not_fit() -> None:
+    with pytest.raises(ConfigError, match="Pair needs text; there are caption: name the fields alike"):
+        DefaultTaskEncoder(encoded_sample_type=Pair).encode_sample({"caption": "x"})
+    with pytest.raises(ConfigError, match="int has no fields"):
+        DefaultTaskEncoder(encoded_sample_type=Pair).encode_sample(3)
+    with pytest.raises(ConfigError, match="int is neither a dataclass"):
+        DefaultTaskEncoder(encoded_sample_type=int).encode_sample({"a": 1})
+    with pytest.raises(ConfigError, match="samples '1' and 'without a key' of one batch differ in __key__"):
+        DefaultTaskEncoder().batch([{"__key__": "1"}, {}])
+    with pytest.raises(ConfigError, match="field 'a': arrays of one batch differ"):
+        DefaultTaskEncoder().batch([{"a": np.ones(1)}, {"a": np.ones((1, 1))}])
+
+
+class Longer(TaskEncoder[Any, Any, Any, Any]):
+    version = "7"
+
+    @stateless(restore_seeds=True, failure_tolerance=3)
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        return TextSample.derive_from(sample, text=sample.text + "!")
+
+    @stateless
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples]
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return "".join(sample.text for sample in samples)
+
+
+class Twice(AugmentTaskEncoder[Any, Any, Any, Any]):
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        return [super().batch(samples)] * 2
+
+
+def test_augment_hands_on_every_hook_with_its_promise() -> None:
+    encoder = Twice(AugmentTaskEncoder(Longer()))
+    pipeline = EncoderPipeline(encoder, packing=True)
+    assert [hook.name for hook in pipeline.used] == [
+        "select_samples_to_pack",
+        "batch",
+        "encode_sample",
+        "pack_selected_samples",
+    ]
+    found = hook_of(encoder, "encode_sample")
+    assert (found.stateless, found.may_draw, found.failure_tolerance) == (True, True, 3)
+    assert encoder.version == "7"
+    [one] = pipeline.encode(lambda: text(1), Place(1, 0))
+    assert one.sample.text == "x!"
+    assert pipeline.pack([one, one])[0].sample == "x!x!"
+    assert pipeline.batch([one.sample], Place(1, 0))[0][1].text == ["x!"]
+    assert not AugmentTaskEncoder(TaskEncoder()).cookers
+    assert encoder_recipe(encoder)["within"]["within"]["version"] == "7"
+
+
+def test_augment_delegates_when_it_is_called() -> None:
+    encoder: Any = AugmentTaskEncoder(Longer())
+    assert encoder.encode_sample(text(1)).text == "x!"
+    assert encoder.pack_selected_samples(encoder.select_samples_to_pack([text(1)])[0]) == "x"
+    assert encoder.preencode_sample(1) == encoder.postencode_sample(1) == encoder.encode_batch(1) == 1
+    with pytest.raises(ConfigError, match="batch_group_criterion must be overridden"):
+        encoder.batch_group_criterion(1)
+
+
+class Both(TaskEncoder[Any, Any, Any, Any]):
+    def encode_sample(self, sample: Any) -> Any: ...
+
+    def preencode_sample(self, sample: Any) -> Any: ...
+
+
+class Half(TaskEncoder[Any, Any, Any, Any]):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples]
+
+
+class ManyAfter(TaskEncoder[Any, Any, Any, Any]):
+    def postencode_sample(self, sample: Any) -> Iterator[Any]:  # type: ignore[override]
+        yield sample
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (Both(), "overrides encode_sample and preencode_sample"),
+        (Half(), "overrides select_samples_to_pack alone"),
+        (ManyAfter(), "postencode_sample is a generator"),
+        (TaskEncoder, "expected a TaskEncoder"),
+    ],
+)
+def test_impossible_encoders_are_refused_at_once(encoder: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EncoderPipeline(encoder)
+
+
+def test_impossible_options_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="packing takes select_samples_to_pack"):
+        EncoderPipeline(TaskEncoder(), packing=True)
+    with pytest.raises(ConfigError, match="batch_size is 0"):
+        EncoderPipeline(TaskEncoder(), batch_size=0)
+
+
+def test_preencode_beside_the_default_mapping() -> None:
+    class Before(DefaultTaskEncoder[Any, Any, Any, Any]):
+        def preencode_sample(self, sample: Any) -> Any:
+            return sample + 1
+
+        def postencode_sample(self, sample: Any) -> Any:
+            return sample * 10
+
+    [one] = EncoderPipeline(Before()).encode(lambda: 1, Place(1, 0))
+    assert one == Output(Place(1, 0), 20)
+
+
+def test_what_is_known_within_hooks_only() -> None:
+    encoder = TaskEncoder[Any, Any, Any, Any]()
+    for name in ("current_sample_index", "current_batch_index", "current_seed"):
+        with pytest.raises(ConfigError, match=f"{name} is known within a hook"):
+            getattr(encoder, name)
+
+    class Asking(TaskEncoder[Any, Any, Any, Any]):
+        def encode_sample(self, sample: Any) -> Any:
+            return self.current_sample_index, self.current_seed
+
+        def batch(self, samples: list[Any]) -> Any:
+            return self.current_sample_index, self.current_batch_index
+
+    class TooEarly(TaskEncoder[Any, Any, Any, Any]):
+        def encode_sample(self, sample: Any) -> Any:
+            return self.current_batch_index
+
+    pipeline = EncoderPipeline(Asking())
+    assert pipeline.encode(lambda: None, Place(1, 5))[0].sample[0] == 5
+    assert pipeline.batch([1], Place(1, 5)) == [(5, 5)]
+    with pytest.raises(HookFailure) as found:
+        EncoderPipeline(TooEarly()).encode(lambda: None, Place(1, 5))
+    assert "use current_sample_index" in str(found.value.error)
