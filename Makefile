@@ -35,6 +35,7 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; tables here, JSON in bench
 	$(BIN)/python benchmarks/megatron_gpt.py
 	$(BIN)/python benchmarks/sft.py
 	$(BIN)/python benchmarks/tar.py
+	$(BIN)/python benchmarks/multimodal.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

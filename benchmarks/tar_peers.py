@@ -10,7 +10,6 @@ order that it has.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from itertools import count

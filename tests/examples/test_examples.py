@@ -31,6 +31,7 @@ SAYS = {
     ],
     "sft_loop.py": ["of the layout messages", "ASCII string b.<|im_end|>'", "loss at first"],
     "sft_trainer.py": ["of the layout messages", "loss at first"],
+    "text_and_images.py": ["step 0: 2 pictures of 8, (8, 8, 34, 3)", "step 2: 2 pictures of 8"],
     "torch_dataset.py": ["windows of 64 tokens every 32", "batches"],
     "torchrun_ddp.py": ["rank 0 of 2: 30 micro-batches in 10 steps", "rank 1 of 2: 30 micro-batches in 10 steps"],
     "train_loop.py": ["before the stop: [", "loss at first"],

@@ -502,7 +502,7 @@ def test_energons_validation_order(root: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"task_encoder": object()}, "task encoders are not here yet"),
+        ({"task_encoder": object()}, "expected a TaskEncoder"),
         ({"packing_buffer_size": 3}, "not packed yet"),
         ({"order": "random"}, "allowed are 'shards', 'full', 'blocks', 'energon'"),
         ({"batch_size": 0}, "batch_size is at least 1"),

@@ -5,7 +5,7 @@
 
 The order is that of `headrace.Run`, so that a state is a position: under 1 KB, the same on every rank, good for any
 number of ranks and workers. Only ``order="energon"`` is Energon's own, bound to both. Batches are dicts, those of
-`headrace.Loader`. Task encoders and packing of media are not here yet.
+`headrace.Loader`. A task encoder gives one output for each sample; packing of media is not here yet.
 """
 
 from headrace.loader.energon.dataset import EnergonDataset

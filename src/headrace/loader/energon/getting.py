@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from headrace.datasets import Dataset, Run
+from headrace.datasets.encoded_sources import Encoder, encoder_or_none
 from headrace.datasets.mix import Mix, length_of
 from headrace.errors import ConfigError
 from headrace.loader.energon.dataset import EnergonDataset, Tail
@@ -36,7 +37,7 @@ def get_train_dataset(
     repeat: bool = True,
     order: Kind = "shards",
     global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]] | None = None,
-    task_encoder: None = None,
+    task_encoder: Encoder | None = None,
     packing_buffer_size: None = None,
     **options: Any,
 ) -> EnergonDataset:
@@ -62,7 +63,9 @@ def get_train_dataset(
             for bit, which is bound to ranks and workers. Without ``repeat`` its passes are all the same.
         global_batch_size: of a step, as of `headrace.Run`; None: a step is one batch of every rank, and is of another
             size on other ranks.
-        task_encoder, packing_buffer_size: not here yet.
+        task_encoder: cooks, encodes and batches the samples of every dataset, and gives one output for each. Random
+            numbers in its hooks are of the seed of ``worker_config``. None: as ``DefaultTaskEncoder()``.
+        packing_buffer_size: not here yet.
         options: those of `headrace.MediaDataset.open` and ``subset``, a range of the samples; of a metadataset those of
             `SourceOptions`.
 
@@ -70,10 +73,18 @@ def get_train_dataset(
         ConfigError: an option that is out of range, unknown here, or does not go with another.
         StoreError: nothing is there, or it is malformed.
     """
-    _refuse(task_encoder, packing_buffer_size)
+    _refuse(packing_buffer_size)
     if order not in _KINDS:
         raise ConfigError(f"order is {order!r}; allowed are {', '.join(map(repr, _KINDS))}")
-    data = opened(path, split_part, training=True, global_batch_size=global_batch_size, options=options)
+    data = opened(
+        path,
+        split_part,
+        training=True,
+        global_batch_size=global_batch_size,
+        options=options,
+        encoder=encoder_or_none(task_encoder),
+        seed=worker_config.seed_offset,
+    )
     if order == "energon":
         if global_batch_size is not None:
             raise ConfigError("order='energon' knows batches of workers only; leave global_batch_size out")
@@ -135,7 +146,7 @@ def get_val_dataset(
     limit: int | None = None,
     tail: Tail = "deal",
     order: Literal["stride", "energon"] = "stride",
-    task_encoder: None = None,
+    task_encoder: Encoder | None = None,
     packing_buffer_size: None = None,
     **options: Any,
 ) -> EnergonDataset:
@@ -156,14 +167,22 @@ def get_val_dataset(
     Raises:
         ConfigError, StoreError: as `get_train_dataset`.
     """
-    _refuse(task_encoder, packing_buffer_size)
+    _refuse(packing_buffer_size)
     if order not in ("stride", "energon"):
         raise ConfigError(f"order is {order!r}; allowed are 'stride', 'energon'")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is at least one batch, found {limit}; None is all")
     if batch_drop_last and tail == "pad":
         raise ConfigError("tail='pad' fills the last batch, which batch_drop_last=True leaves out: choose one")
-    data = opened(path, split_part, training=False, global_batch_size=None, options=options)
+    data = opened(
+        path,
+        split_part,
+        training=False,
+        global_batch_size=None,
+        options=options,
+        encoder=encoder_or_none(task_encoder),
+        seed=worker_config.seed_offset,
+    )
     return _validation(data, worker_config, batch_size, limit, "drop" if batch_drop_last else tail, order)
 
 
@@ -232,12 +251,7 @@ get_loader = get_savable_loader
 """Every loader can be saved: it costs nothing."""
 
 
-def _refuse(task_encoder: object, packing_buffer_size: object) -> None:
-    if task_encoder is not None:
-        raise ConfigError(
-            f"task_encoder is {task_encoder!r:.80}: task encoders are not here yet; decode with decoder=, cook with "
-            "cookers=, and encode what the loader gives"
-        )
+def _refuse(packing_buffer_size: object) -> None:
     if packing_buffer_size is not None:
         raise ConfigError("packing_buffer_size: media samples are not packed yet; leave it out")
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.datasets import Blend, Dataset, Run
 from headrace.datasets.concat import ConcatDataset
+from headrace.datasets.encoded import EncodedDataset
 from headrace.datasets.lengths import SubsetDataset
 from headrace.datasets.mix import Mix
 from headrace.datasets.run import Located
@@ -18,6 +19,7 @@ from headrace.errors import ConfigError
 from headrace.loader.spans import Span
 from headrace.plan import Recipe, Subset
 from headrace.plan.energon import EnergonMixing, EnergonOrder, EnergonSource, EnergonTopology
+from headrace.plan.keys import derive_array, source_key
 
 
 class OwnOrder:
@@ -77,15 +79,19 @@ class OwnOrder:
             positions = np.arange(before, before + len(batch), dtype=np.int64)
             sources, indices = np.array(batch, dtype=np.int64).T
             # A source's samples are addressed by their numbers in the whole dataset, a subset's too.
-            located = Located(positions, sources, self._located(sources, indices))
+            located = Located(positions, sources, self._located(sources, indices, rank, positions))
             yield Span(located, [len(batch)], [number], [number + 1])
             before += len(batch)
 
-    def _located(self, sources: Any, indices: Any) -> Any:
+    def _located(self, sources: Any, indices: Any, rank: int, positions: Any) -> Any:
         addresses = np.empty_like(indices)
+        # There are no epochs to draw other random numbers in: each place of a rank has its own, in every iteration.
+        keys = derive_array(source_key(0, str(rank), "own order"), positions)
         for source in np.unique(sources).tolist():
             mine = sources == source
-            addresses[mine] = self.run.datasets[source].locate(indices[mine])
+            dataset = self.run.datasets[source]
+            draws = isinstance(dataset, EncodedDataset)
+            addresses[mine] = dataset.locate(indices[mine], keys[mine] if draws else None)
         return addresses
 
 

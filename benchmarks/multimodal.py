@@ -1,0 +1,263 @@
+"""Images and captions from tar shards into training batches: Headrace beside Energon, in CPU seconds.
+
+    python benchmarks/multimodal.py [--quick] [--samples 20000] [--rounds 3] [--seconds 3] [--only "rates;resume"]
+
+Batches of 16, shuffled, slices of 100 neighbours, by `get_train_dataset` and `get_savable_loader` of either, each in a
+process of its own and in turns; the shards are those of `tar.py`, in the page cache. `raw` hands out the bytes of both
+parts, `floats` decodes as `torchrgb`, `uint8` as `rgb8`. `codec alone` decodes images that lie in memory: "uint8" is
+what it is compared with. With workers the CPU time is that of all processes; memory is the share of one worker, and by
+themselves the pages of files that it has mapped, which the system can take back.
+
+`resume` is a run that is stopped in the middle of its first epoch; counted is the time from a saved state to the first
+batch, with the data opened anew and imports not counted, and the size of the state as JSON, of Energon's as a pickle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import pickle
+import signal
+import tempfile
+import time
+from collections import deque
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import psutil
+import tar
+
+BATCH = 16
+SLICE = 100
+FORMS = {"floats": "torchrgb", "uint8": "rgb8"}
+WORKERS = (0, 2)
+
+
+def ours(folder: Path, kind: str, workers: int) -> Any:
+    """A loader of Headrace's."""
+    from headrace.loader.energon import WorkerConfig, get_savable_loader, get_train_dataset
+    from headrace.samples.media import SampleDecoder
+
+    raw = kind == "raw"
+    dataset = get_train_dataset(
+        folder,
+        worker_config=WorkerConfig(0, 1, num_workers=workers),
+        batch_size=BATCH,
+        max_samples_per_sequence=SLICE,
+        decoder=None if raw else SampleDecoder(image_decode=FORMS[kind]),
+        dataset_config="dataset.yaml" if raw else "captions.yaml",
+    )
+    return get_savable_loader(dataset)
+
+
+def theirs(folder: Path, kind: str, workers: int) -> Any:
+    """A loader of Energon's, with no more hooks than it needs."""
+    import warnings
+
+    warnings.simplefilter("ignore")
+    from megatron.energon import (
+        CaptioningSample,
+        Cooker,
+        DefaultTaskEncoder,
+        SampleDecoder,
+        WorkerConfig,
+        basic_sample_keys,
+        get_savable_loader,
+        get_train_dataset,
+        stateless,
+    )
+
+    raw = kind == "raw"
+
+    @stateless
+    def cook(sample: Any) -> Any:
+        return CaptioningSample(**basic_sample_keys(sample), image=sample["jpg"], caption=sample["txt"])
+
+    class Encoder(DefaultTaskEncoder):
+        decoder = None if raw else SampleDecoder(image_decode="torchrgb")
+        cookers = [Cooker(cook)] if raw else []
+
+    dataset = get_train_dataset(
+        folder,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        batch_size=BATCH,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=SLICE,
+        task_encoder=Encoder(),
+        dataset_config="dataset.yaml" if raw else "captions.yaml",
+    )
+    return get_savable_loader(dataset)
+
+
+SYSTEMS = {"headrace": ours, "Energon": theirs}
+
+
+def warm(folder: Path) -> None:
+    """The shards into the page cache; one thread for torch."""
+    import torch
+
+    torch.set_num_threads(1)
+    for path in folder.glob("*.tar"):
+        np.fromfile(path, dtype=np.uint8)
+
+
+def shares(process: int) -> tuple[float, float]:
+    """Megabytes of a process, what several share divided among them: its memory, and pages of files, which can go."""
+    lines = [line.split() for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]]
+    kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
+    return (kib["Pss"] - kib["Pss_File"]) * 1024 / 1e6, kib["Pss_File"] * 1024 / 1e6
+
+
+def measure_rate(system: str, folder: Path, kind: str, workers: int, seconds: float) -> dict[str, Any]:
+    """Samples a CPU second and a second, after the first batches; memory of a worker."""
+    warm(folder)
+    if system == "codec alone":
+        from tar_peers import codec
+
+        batches, each, some = codec(folder), 1, BATCH
+    else:
+        batches, each, some = iter(SYSTEMS[system](folder, kind, workers)), BATCH, 4
+    deque(islice(batches, 10 * some), maxlen=0)
+    number, begin, cpu = 0, time.perf_counter(), common.cpu_s()
+    while time.perf_counter() - begin < seconds:
+        number += each * len(list(islice(batches, some)))
+    wall, cpu_s = time.perf_counter() - begin, common.cpu_s() - cpu
+    memory = [shares(process.pid) for process in psutil.Process().children()]
+    return {
+        "system": system,
+        "kind": kind,
+        "workers": workers,
+        "samples_per_cpu_s": number / cpu_s,
+        "samples_per_s": number / wall,
+        "mb_a_worker": sum(own for own, _ in memory) / max(1, len(memory)),
+        "mb_of_files": sum(files for _, files in memory) / max(1, len(memory)),
+    }
+
+
+def measure_resume(system: str, folder: Path, workers: int) -> dict[str, Any]:
+    """Seconds from a state to the first batch; bytes of the state."""
+    warm(folder)
+    make = SYSTEMS[system]
+    stopped = make(folder, "floats", workers)
+    samples = sum(json.loads((folder / ".nv-meta/.info.json").read_text())["shard_counts"].values())
+    deque(islice(stopped, samples // BATCH // 2), maxlen=0)
+    state = stopped.save_state_rank()
+    size = len(json.dumps(state) if system == "headrace" else pickle.dumps(state))
+    gc.collect()
+    begin = time.perf_counter()
+    loader = make(folder, "floats", workers)
+    loader.restore_state_rank(state)
+    next(iter(loader))
+    seconds = time.perf_counter() - begin
+    return {"system": system, "workers": workers, "first_batch_s": seconds, "state_bytes": size}
+
+
+def end(found: dict[str, Any]) -> None:
+    """Print what was found, and end at once: Energon's workers would be waited for."""
+    print(json.dumps(found), flush=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
+    os._exit(0)
+
+
+def medians(measured: list[dict[str, Any]]) -> dict[str, Any]:
+    """Those of `common`; the number of workers is none."""
+    return common.medians(measured) | {"workers": measured[0]["workers"]}
+
+
+def rates(shape: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    engines = [
+        (system, kind, workers) for kind in ("raw", "floats", "uint8") for workers in WORKERS for system in SYSTEMS
+        if kind != "uint8" or system == "headrace"  # Energon's own form is floats
+    ]  # fmt: skip
+    engines.append(("codec alone", "uint8", 0))
+    found: dict[tuple[str, str, int], list[dict[str, Any]]] = {engine: [] for engine in engines}
+    for _ in range(options.rounds):
+        for (system, kind, workers), measured in found.items():
+            one = ("rate", system, str(folder), kind, str(workers), "--seconds", str(options.seconds))
+            measured.append(common.run_apart(__file__, *one))
+    return [medians(measured) for measured in found.values()]
+
+
+def rate_claims(shape: str, rows: list[dict[str, Any]]) -> list[str]:
+    rate = {(row["system"], row["kind"], row["workers"]): row["samples_per_cpu_s"] for row in rows}
+    small = shape == "1.5 KB"
+    lines = []
+    for workers in WORKERS:
+        for kind, bar in (("raw", 10), ("floats", 2)):
+            times = rate["headrace", kind, workers] / rate["Energon", kind, workers]
+            what = f"{shape}, {kind}, {workers} workers, times Energon"
+            lines.append(common.verdict(what, times, bar) if small else f"       {what}: {times:,.3g}")
+        share = rate["headrace", "uint8", workers] / rate["codec alone", "uint8", 0]
+        what = f"{shape}, uint8, {workers} workers, share of the codec alone"
+        # Of workers the bar is not said: their batches go from process to process.
+        lines.append(f"       {what}: {share:.3g}" if small or workers else common.verdict(what, share, 0.9))
+    return lines
+
+
+def resumes(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    return [
+        medians(
+            [common.run_apart(__file__, "resume", system, str(folder), "", str(workers)) for _ in range(options.rounds)]
+        )
+        for workers in WORKERS
+        for system in SYSTEMS
+    ]
+
+
+def resume_claims(rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for row in rows:
+        if row["system"] == "headrace":
+            what = f"{row['workers']} workers, first batch after a resume deep in an epoch, s"
+            lines.append(common.verdict(what, row["first_batch_s"], 0.5, at_most=True))
+            lines.append(
+                common.verdict(f"{row['workers']} workers, state, bytes", row["state_bytes"], 1024, at_most=True)
+            )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few samples, one round: whether it runs")
+    parser.add_argument("--samples", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--shapes", default=";".join(tar.SHAPES), help="separated by ;")
+    parser.add_argument("--only", default="rates;resume", help="separated by ;")
+    parser.add_argument(
+        "--one", nargs=5, metavar=("WHAT", "SYSTEM", "FOLDER", "KIND", "WORKERS"), help=argparse.SUPPRESS
+    )
+    options = parser.parse_args()
+    if options.one:
+        what, system, folder, kind, workers = options.one
+        if what == "rate":
+            end(measure_rate(system, Path(folder), kind, int(workers), options.seconds))
+        end(measure_resume(system, Path(folder), int(workers)))
+    if options.quick:
+        options.samples, options.rounds, options.seconds = 2000, 1, 0.5
+    rows: dict[str, list[dict[str, Any]]] = {}
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
+        for shape in options.shapes.split(";"):
+            folder = tar.make_dataset(Path(name) / shape, shape, options.samples)
+            if "rates" in options.only:
+                rows[shape] = rates(shape, folder, options)
+                print(f"\n{shape}\n{common.table(rows[shape])}", flush=True)
+                lines += rate_claims(shape, rows[shape])
+            if "resume" in options.only and shape == "1.5 KB":
+                rows["resume"] = resumes(folder, options)
+                print(f"\nresume\n{common.table(rows['resume'])}", flush=True)
+                lines += resume_claims(rows["resume"])
+    print("\n" + "\n".join(lines))
+    common.save("multimodal", {"options": vars(options), "rows": rows, "claims": lines})
+
+
+if __name__ == "__main__":
+    main()
