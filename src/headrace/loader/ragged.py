@@ -38,7 +38,9 @@ def read_ragged(run: Run, located: Located, sizes: list[int]) -> Batch:
 def _flat(pieces: list[Any]) -> torch.Tensor:
     if isinstance(pieces[0], torch.Tensor):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    return torch.from_numpy(np.concatenate(pieces))
+    # One micro-batch of images is large, and its memory its own but for constants, which cannot be written to.
+    has_own = len(pieces) == 1 and pieces[0].flags.writeable and pieces[0].flags.c_contiguous
+    return torch.from_numpy(pieces[0] if has_own else np.concatenate(pieces))
 
 
 def is_ragged(batch: Batch) -> bool:

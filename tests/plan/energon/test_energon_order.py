@@ -203,7 +203,7 @@ def test_training_order() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any),
     st.integers(1, 3),
