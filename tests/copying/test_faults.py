@@ -29,7 +29,7 @@ def splitting(folder: Path, source: str = "a") -> Callable[[], object]:
 def moments(action: Callable[[], object], seed: str) -> list[int]:
     """Some of the changes that an action makes on disk, and the renames at its end."""
     found = faults.list_changes(action)
-    some = random.Random(seed).sample(range(len(found)), cases(20, len(found)))
+    some = random.Random(seed).sample(range(len(found)), cases(10, len(found)))
     return sorted({*some, *renames(found), len(found) - 1})
 
 
@@ -93,7 +93,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     kinds = faults.list_changes(action)
     wanted = files(tmp_path / "out")
     found = [moment for moment, kind in enumerate(kinds) if kind in faults.TAKING_SPACE]
-    for moment in random.Random("full").sample(found, cases(15, len(found))):
+    for moment in random.Random("full").sample(found, cases(8, len(found))):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         with faults.full_disk(moment), pytest.raises(OutputError, match="No space left on device"):
             action()
@@ -111,7 +111,7 @@ def test_an_old_output_survives_a_full_disk_and_an_interrupt(tmp_path: Path) -> 
     kinds = faults.list_changes(action)
     splitting(tmp_path, "b")()
     last = renames(kinds)[-1]
-    for moment in [*random.Random("old").sample(range(last), cases(10, last)), last]:
+    for moment in [*random.Random("old").sample(range(last), cases(6, last)), last]:
         with faults.interrupted(moment, bool):
             action()
         assert files(tmp_path / "out") == before, f"interrupted at {moment}"

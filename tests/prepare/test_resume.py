@@ -156,7 +156,7 @@ def test_killed_at_any_change_on_disk(runs: Runs, tmp_path: Path, case: str) -> 
     moments = len(faults.list_changes(runs.action(case, tmp_path / "count", 2)))
     assert faults.content(tmp_path / "count") == wanted
     chance = random.Random(case)
-    for moment in _chosen(moments, chance, cases(10, 150)):
+    for moment in _chosen(moments, chance, cases(7, 150)):
         output = tmp_path / "out"
         workers = 1 + moment % 3
         is_done = faults.run_killed(runs.action(case, output, workers), moment)
@@ -194,7 +194,7 @@ def test_an_interrupt_at_any_change_loses_no_checkpoint(runs: Runs, tmp_path: Pa
         moment + 1 for moment, kind in enumerate(moments[:-1]) if (kind, moments[moment + 1]) == ("rename", "fsync")
     ]
     chance = random.Random(case)
-    for moment in sorted({*chance.sample(names, cases(12, 30)), *chance.sample(range(len(moments)), cases(8, 100))}):
+    for moment in sorted({*chance.sample(names, cases(7, 30)), *chance.sample(range(len(moments)), cases(5, 100))}):
         had_state: list[bool] = []
         note = functools.partial(lambda had: had.append((work / "state").exists()), had_state)
         with faults.interrupted(moment, note):
@@ -320,7 +320,7 @@ def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path, monkeypatch:
     # The table of origins goes before run.json, if nobody takes care.
     in_order = lambda path: sorted(os.scandir(path), key=lambda entry: entry.name)  # noqa: E731
     monkeypatch.setattr(output_folder, "os", types.SimpleNamespace(**{**vars(os), "scandir": in_order}))
-    for moment in range(0, 60, cases(3, 1)):
+    for moment in range(0, 60, cases(5, 1)):
         shutil.rmtree(unfinished / "out")
         shutil.copytree(tmp_path / "before", unfinished / "out")
         assert not faults.run_killed(lambda: continued(unfinished, restart=True), moment)

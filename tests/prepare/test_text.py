@@ -181,7 +181,7 @@ def options_of_runs(draw: st.DrawFn) -> TextOptions:
     )
 
 
-@settings(max_examples=cases(25, 400), deadline=None)
+@settings(max_examples=cases(15, 400), deadline=None)
 @given(lines=corpora(), options=options_of_runs(), compressed=st.booleans())
 def test_any_run(
     kit: Any, tmp_path_factory: pytest.TempPathFactory, lines: list[list[str]], options: TextOptions, compressed: bool

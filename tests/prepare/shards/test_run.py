@@ -111,7 +111,7 @@ def test_killed_at_any_moment_and_continued(
     num_changes = len(faults.list_changes(run))
     shutil.rmtree(output)
     chooser = random.Random(case)
-    for moment in sorted(chooser.sample(range(num_changes), cases(18, num_changes))):
+    for moment in sorted(chooser.sample(range(num_changes), cases(8, num_changes))):
         assert not faults.run_killed(run, moment)
         if output.exists() and (output / "headrace.json").exists():
             assert not (output / WORK_NAME).exists() or (output / WORK_NAME / "commit.json").exists()
@@ -132,7 +132,7 @@ def test_full_disk(
     run = action(inputs, case, output, workers=2)
     moments = [at for at, kind in enumerate(faults.list_changes(run)) if kind in faults.TAKING_SPACE]
     shutil.rmtree(output)
-    for moment in random.Random(case).sample(moments, cases(12, len(moments))):
+    for moment in random.Random(case).sample(moments, cases(6, len(moments))):
         with faults.full_disk(moment), pytest.raises(OutputError, match="No space left on device"):
             run()
         assert not (output / "headrace.json").exists()
