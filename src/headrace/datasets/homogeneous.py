@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 from headrace.errors import ConfigError
-from headrace.plan import BatchSchedule, Branch, Concat, Inner, Leaf, Limit, Node, Repeat, Schedule, Share
+from headrace.plan import BatchSchedule, Branch, Concat, Inner, Leaf, Limit, Node, Schedule, Share
 
 
 def homogeneous_samples(root: Node) -> int | None:
@@ -46,8 +46,7 @@ def _borders(node: Inner) -> list[int]:
     if isinstance(node, Limit):
         # Of a single source a pass may begin anywhere.
         return [node.num_samples, node.child.num_samples or 0] if _together(node.child) else []
-    assert isinstance(node, Repeat)
-    return []
+    return []  # a repeat begins where its child does
 
 
 def check_micro_batches(

@@ -17,8 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 from headrace.errors import ConfigError, InputError
 from headrace.io import file_sum, output_errors, sync_folder
 from headrace.stores.hdf5_layout import SUFFIXES, load_h5py
-from headrace.stores.keyed_layout import check_key, key_dtype
 from headrace.stores.token_file import checked_lengths, checked_tokens
+from headrace.stores.writer_keys import check_given, checked_keys
 from headrace.stores.written import KeyInfo, WrittenShard
 
 if TYPE_CHECKING:
@@ -51,14 +51,7 @@ class Hdf5Writer:
         self._path = Path(path)
         if self._path.suffix not in SUFFIXES:
             raise ConfigError(f"{self._path}: an HDF5 store ends in {' or '.join(SUFFIXES)}")
-        if not dtypes:
-            raise ConfigError(f"{self._path}: dtypes names no key; a store has at least one")
-        for key in dtypes:
-            check_key(key)
-        self._dtypes = {key: key_dtype(dtype) for key, dtype in dtypes.items()}
-        self._values = frozenset(values)
-        if unknown := self._values - self._dtypes.keys():
-            raise ConfigError(f"{self._path}: values names {sorted(unknown)}; the keys are {', '.join(self._dtypes)}")
+        self._dtypes, self._values = checked_keys(self._path, dtypes, values)
         self._counts = dict.fromkeys(self._dtypes, 0)
         self._num_tokens = dict.fromkeys(self._dtypes, 0)
         h5py = load_h5py(str(self._path))
@@ -98,12 +91,7 @@ class Hdf5Writer:
             OutputError: the system refuses the write; the writer is of no further use.
         """
         checked: dict[str, list[NDArray[Any]]] = {}
-        for name, given in (("tokens", tokens), ("lengths", lengths)):
-            if given.keys() != self._dtypes.keys():
-                raise InputError(
-                    f"{self._path}: {name} were given for the keys {', '.join(map(repr, given))}, the writer has"
-                    f" {', '.join(map(repr, self._dtypes))}"
-                )
+        check_given(self._path, self._dtypes, tokens=tokens, lengths=lengths)
         for key, dtype in self._dtypes.items():
             counts = checked_lengths(lengths[key], len(tokens[key]))
             data = checked_tokens(tokens[key], dtype, f"{self._path}: key {key!r}")

@@ -14,8 +14,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError
 from headrace.io import AtomicFile
-from headrace.stores.keyed_layout import check_key, key_dtype
 from headrace.stores.token_file import checked_lengths, checked_tokens
+from headrace.stores.writer_keys import check_given, checked_keys
 from headrace.stores.written import KeyInfo, WrittenShard
 
 _SUFFIX = ".jsonl"
@@ -48,19 +48,12 @@ class JsonlWriter:
         self._path = Path(path)
         if self._path.suffix != _SUFFIX:
             raise ConfigError(f"{self._path}: JSON lines of tokens end in {_SUFFIX}")
-        if not dtypes:
-            raise ConfigError(f"{self._path}: dtypes names no key; a store has at least one")
-        for key in dtypes:
-            check_key(key)
-        self._dtypes = {key: key_dtype(dtype) for key, dtype in dtypes.items()}
+        self._dtypes, self._values = checked_keys(self._path, dtypes, values)
         for key, dtype in self._dtypes.items():
             try:
                 check_jsonl_dtype(dtype)
             except ConfigError as error:
                 raise ConfigError(f"{self._path}: key {key!r}: {error}") from None
-        self._values = frozenset(values)
-        if unknown := self._values - self._dtypes.keys():
-            raise ConfigError(f"{self._path}: values names {sorted(unknown)}; the keys are {', '.join(self._dtypes)}")
         self._num_tokens = dict.fromkeys(self._dtypes, 0)
         self.num_documents = 0
         self._encoder = msgspec.json.Encoder()
@@ -91,12 +84,7 @@ class JsonlWriter:
             OutputError: the system refuses the write; the writer is of no further use.
         """
         self._check_open()
-        for name, given in (("tokens", tokens), ("lengths", lengths)):
-            if given.keys() != self._dtypes.keys():
-                raise InputError(
-                    f"{self._path}: {name} were given for the keys {', '.join(map(repr, given))}, the writer has"
-                    f" {', '.join(map(repr, self._dtypes))}"
-                )
+        check_given(self._path, self._dtypes, tokens=tokens, lengths=lengths)
         numbers: dict[str, list[Any]] = {}
         ends: dict[str, list[int]] = {}
         for key, dtype in self._dtypes.items():

@@ -14,8 +14,8 @@ Places = dict[str, tuple[int, int]]
 T = TypeVar("T")
 
 
-class SampleError(Exception):
-    """A sample that is not what its index says; the caller says in which file."""
+class WalkError(Exception):
+    """A sample that is not what its index says; the caller says in which file, and raises it as an InputError."""
 
     def __init__(self, at: int, key: str | None, message: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ def walk_sample(
         hidden: take ``dir/.hid`` as a sample.
 
     Raises:
-        SampleError: a malformed header, a member past the end, two keys, no part at all, or a sparse file.
+        WalkError: a malformed header, a member past the end, two keys, no part at all, or a sparse file.
     """
     parts: dict[str, T] = {}
     key: str | None = None
@@ -64,16 +64,14 @@ def walk_sample(
             after = data + (size + 511 & -512)
             sparse = False
             if after > end:
-                raise SampleError(
-                    at, key, f"a member of {size:,} bytes, which goes past the end of the sample at {end}"
-                )
+                raise WalkError(at, key, f"a member of {size:,} bytes, which goes past the end of the sample at {end}")
         else:
             try:
                 member = next_member(fetch, at, end)
             except HeaderError as error:
-                raise SampleError(error.at, key, error.message) from None
+                raise WalkError(error.at, key, error.message) from None
             if member is None:
-                raise SampleError(at, key, f"the archive ends here, the sample at byte {end}")
+                raise WalkError(at, key, f"the archive ends here, the sample at byte {end}")
             name, data, size, after, sparse = member.name, member.data, member.size, member.end, member.sparse
             if not member.regular:
                 at, skipped = after, skipped + 1
@@ -90,13 +88,13 @@ def walk_sample(
         elif found[0] == key:
             part = found[1]
         else:
-            raise SampleError(at, key, f"a member {name!r} of another sample, before this one's end at byte {end}")
+            raise WalkError(at, key, f"a member {name!r} of another sample, before this one's end at byte {end}")
         if sparse:
-            raise SampleError(at, key, f"part {part!r} is a sparse file, without its holes; pack it anew without -S")
+            raise WalkError(at, key, f"part {part!r} is a sparse file, without its holes; pack it anew without -S")
         if wanted is None or part in wanted:
             parts[part] = take(data, size)
         at = after
     if key is None:
         of = f"; {skipped} members belong to no sample" if skipped else ""
-        raise SampleError(begin, None, f"no part of a sample up to byte {end}{of}")
+        raise WalkError(begin, None, f"no part of a sample up to byte {end}{of}")
     return key, parts

@@ -19,7 +19,7 @@ from headrace.stores.tar.headers import Fetch
 from headrace.stores.tar.index import ENTRY_BYTES, IndexPlace, beside, index_entries, open_index
 from headrace.stores.tar.memory import keep_freed_memory
 from headrace.stores.tar.runs import read_runs
-from headrace.stores.tar.sample import Places, SampleError, sample_places, walk_sample
+from headrace.stores.tar.sample import Places, WalkError, sample_places, walk_sample
 from headrace.stores.tar.window import Window
 from headrace.stores.types import IntArray
 
@@ -224,7 +224,7 @@ class TarShards:
             index = numbers[slot]
             try:
                 key, parts = walk_sample(fetch, begin, end, take, wanted, hidden)
-            except SampleError as error:
+            except WalkError as error:
                 self._malformed(shard, index, error)
             found[slot] = RawSample(key, name, index, parts)
 
@@ -239,10 +239,10 @@ class TarShards:
     def _located(self, shard: int, index: int, fetch: Fetch, span: tuple[int, int]) -> tuple[str, Places]:
         try:
             return sample_places(fetch, *span, hidden=self._hidden)
-        except SampleError as error:
+        except WalkError as error:
             self._malformed(shard, index, error)
 
-    def _malformed(self, shard: int, index: int, error: SampleError) -> NoReturn:
+    def _malformed(self, shard: int, index: int, error: WalkError) -> NoReturn:
         key = "" if error.key is None else f", key {error.key!r}"
         raise InputError(f"{self.path(shard)}: sample {index}{key}: byte {error.at}: {error.message}") from None
 
