@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from headrace.datasets import Dataset, Run
-from headrace.datasets.encoded_sources import Encoder, encoder_or_none
+from headrace.datasets.encoded.sources import Encoder, encoder_or_none
 from headrace.datasets.mix import Mix, length_of
 from headrace.errors import ConfigError
 from headrace.loader.energon.dataset import EnergonDataset, Tail

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.datasets import Dataset, MediaDataset
 from headrace.datasets.concat import ConcatDataset
-from headrace.datasets.encoded_sources import EncodedSources, Encoder, encoded, opening_options
+from headrace.datasets.encoded.sources import EncodedSources, Encoder, encoded, opening_options
 from headrace.datasets.lengths import SubsetDataset
 from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.datasets.mix import Mix, named_datasets

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeAlias
+from typing import Any
 
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.encoded import EncodedDataset
+from headrace.datasets.encoded.dataset import EncodedDataset
+from headrace.datasets.encoded.samples import Encoder, Media
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.metadataset import JoinedSource, Source, SourceOptions
 from headrace.datasets.mix import Mix
 from headrace.encoders import DefaultTaskEncoder, TaskEncoder, bound_cookers
 from headrace.errors import ConfigError
-
-Encoder: TypeAlias = TaskEncoder[Any, Any, Any, Any]
 
 
 def encoder_or_none(encoder: object) -> Encoder | None:
@@ -71,7 +70,7 @@ def encoded(data: Dataset | Mix, encoder: Encoder, *, seed: int) -> Dataset | Mi
     return again
 
 
-def _media(dataset: Dataset) -> MediaDataset | JoinedMediaDataset:
+def _media(dataset: Dataset) -> Media:
     if isinstance(dataset, EncodedDataset):
         raise ConfigError(f"{dataset!r} is encoded by a task encoder already; leave task_encoder out")
     if not isinstance(dataset, MediaDataset | JoinedMediaDataset):

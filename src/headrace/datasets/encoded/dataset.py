@@ -1,0 +1,205 @@
+"""Samples of media through a task encoder that gives exactly one output for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from headrace.datasets.encoded.columns import columns_of
+from headrace.datasets.encoded.keys import address_of, marked, restore_key_of
+from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
+from headrace.datasets.media import MediaDataset, SampleDataset
+from headrace.datasets.trace_origins import Origins
+from headrace.encoders import EncoderPipeline, ErrorPolicy, HookFailure, TaskEncoder, bound_cookers
+from headrace.encoders.pipeline import Output
+from headrace.errors import ConfigError, SkipSample
+from headrace.plan import IntArray, KeyArray
+from headrace.samples.media.sample import BASE_FIELDS
+
+
+class EncodedDataset(SampleDataset):
+    """Sample i is sample i of a dataset, cooked and encoded by a task encoder; batches are made by its hooks.
+
+    An address is the number of the sample together with bits of the epoch's key, so that a hook draws other random
+    numbers in every epoch, the same on any rank, worker or resume. It is what ``current_sample_index`` shows, and the
+    restore key of an output holds it: `restore_sample` needs nothing else. ``batch`` and ``encode_batch`` are run for
+    each micro-batch, whose place is that of its first sample.
+
+    Args:
+        dataset: of media; crude samples without a cooker are cooked by those of the encoder.
+        encoder: the task encoder. No generator, packing nor grouping: the number of outputs has to be known.
+        seed: of the random numbers in hooks, beside that of the order.
+        errors: what is done about samples that cannot be made.
+
+    Raises:
+        ConfigError: not a dataset of media; what `EncoderPipeline` refuses; an encoder that gives another number of
+            outputs than one; ``cook_crude_sample`` for samples that have a cooker.
+    """
+
+    def __init__(
+        self,
+        dataset: Media,
+        encoder: Encoder,
+        *,
+        seed: int = 0,
+        errors: ErrorPolicy | None = None,
+    ) -> None:
+        self.pipeline = EncoderPipeline(encoder)
+        if self.pipeline.not_fixed:
+            raise ConfigError(
+                f"{type(encoder).__name__}: {', '.join(self.pipeline.not_fixed)}, so that a sample gives another number"
+                " of outputs than one, and their places are not known beforehand. EncodedDataset is a fixed source:"
+                " take a measured one, where the counts are stored once, or a framed one, where they show while running"
+            )
+        self.outputs = SampleEncoder(dataset, self.pipeline, seed=seed, errors=errors, may_skip=False)
+        self.dataset = self.outputs.dataset
+        self.store = self.dataset.store
+        self.encoder = encoder
+        self.seed = seed
+        self.errors = self.outputs.errors
+        self.faults = self.outputs.faults
+
+    @classmethod
+    def open(
+        cls,
+        path: Any,
+        encoder: Encoder,
+        *,
+        seed: int = 0,
+        errors: ErrorPolicy | None = None,
+        **options: Any,
+    ) -> EncodedDataset:
+        """What lies at a path, decoded by the decoder of a task encoder, cooked by its cookers, encoded by its hooks.
+
+        Args:
+            path: see `MediaDataset.open`.
+            encoder, seed, errors: see the class.
+            options: those of `MediaDataset.open`, ``aux`` among them.
+
+        Raises:
+            StoreError, ConfigError: as `MediaDataset.open` and the class.
+        """
+        if not isinstance(encoder, TaskEncoder):
+            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
+        given = {"decoder": encoder.decoder, "cookers": bound_cookers(encoder), **options}
+        return cls(MediaDataset.open(path, **given), encoder, seed=seed, errors=errors)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that all samples have: what hooks make of them shows when they are read."""
+        return BASE_FIELDS
+
+    @property
+    def collated_by(self) -> dict[str, Any]:
+        """The encoder: a batch is made by the hooks of one."""
+        return {"kind": "encoded samples", **self.pipeline.recipe}
+
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """(n,) int64: see `SampleEncoder.addresses`."""
+        return self.outputs.addresses(indices, keys)
+
+    def indices(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: numbers of samples, without what belongs to the epoch."""
+        return self.outputs.indices(addresses)
+
+    def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
+        """See `SampleDataset.makers`; each cooks and encodes."""
+        makers = self.outputs.makers(addresses)
+        return [partial(self._only, address, make) for address, make in zip(addresses.tolist(), makers, strict=True)]
+
+    def samples(self, addresses: IntArray) -> list[Any]:
+        """See `SampleDataset.samples`; what a hook raises goes through, with a note that names hook and sample."""
+        with self.pipeline:
+            return super().samples(addresses)
+
+    def _only(self, address: int, make: Callable[[], list[Output]]) -> Any:
+        outputs = make()
+        if len(outputs) != 1:
+            index = int(self.indices(np.array([address], dtype=np.int64))[0])
+            raise ConfigError(
+                f"{type(self.encoder).__name__} gave {len(outputs)} outputs for sample {index:,} of {self.store.path};"
+                " EncodedDataset is a fixed source and takes exactly one: return it, or take a measured or a framed one"
+            )
+        return marked(outputs[0].sample, address, type(self.encoder).__name__)
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        """The output of a restore key again, bit for bit; of the list of keys of a batch, the batch.
+
+        Raises:
+            ConfigError: not a key of this dataset, or its samples are not those that it was made of.
+        """
+        if isinstance(restore_key, list):
+            return self.collate([self.restore_sample(key) for key in restore_key])
+        if self.outputs.not_stateless is not None:
+            raise ConfigError(
+                f"{type(self.encoder).__name__}.{self.outputs.not_stateless} is not marked @stateless: it may depend on"
+                " what ran before, so that no sample can be made again; mark it"
+            )
+        address = address_of(restore_key)
+        if address is None or address < 0 or self.indices(np.array([address]))[0] >= len(self):
+            raise ConfigError(f"{restore_key!r:.80} is not a restore key of {self!r}")
+        sample = self.samples(np.array([address], dtype=np.int64))[0]
+        found = restore_key_of(sample)
+        if found != restore_key:
+            raise ConfigError(f"{restore_key!r} now gives the sample {found!r}: the data or the policy has changed")
+        return sample
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        """Samples as one batch, by ``batch`` and ``encode_batch``, in columns."""
+        if not samples:
+            return {name: [] for name in self.columns}
+        self.pipeline.check_thread()
+        first = samples[0]
+        key = restore_key_of(first)
+        address = address_of(key)
+        if address is None:
+            raise ConfigError(f"{first!r:.80} has no restore key of EncodedDataset; collate what `samples` gives")
+        place = self.outputs.place(address)
+        try:
+            batches = self.pipeline.batch(samples, place)
+        except HookFailure as failure:
+            error = failure.error
+            where = f"in {failure.hook.name} of {type(self.encoder).__name__}: the batch that begins with {key!r}"
+            if isinstance(error, SkipSample):
+                raise ConfigError(
+                    f"SkipSample {where}: a fixed source cannot leave a batch out; leave samples out by substitutes, or"
+                    " take a framed source"
+                ) from error
+            error.add_note(where)
+            raise error from error.__cause__
+        if len(batches) != 1:
+            raise ConfigError(
+                f"{type(self.encoder).__name__}.encode_batch gave {len(batches)} batches; EncodedDataset is a fixed"
+                " source and takes exactly one: return it, or take a framed source"
+            )
+        return columns_of(batches[0], type(self.encoder).__name__)
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """Those of the samples that were meant; a substitute shows in the restore key, and in ``faults``."""
+        return self.dataset.origins(self.indices(addresses))
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the samples: the encoder is told from others by name and version."""
+        return {
+            "kind": "encoded",
+            "version": 1,
+            "dataset": self.dataset.recipe,
+            **self.pipeline.recipe,
+            "seed": self.seed,
+            "on_error": self.errors.on_error,
+        }
+
+    def describe(self) -> str:
+        """One line."""
+        return f"{self.dataset.describe()}, encoded by {type(self.encoder).__name__}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.dataset, self.encoder, self.seed, self.errors)
+
+
+def _again(dataset: Media, encoder: Encoder, seed: int, errors: ErrorPolicy) -> EncodedDataset:
+    return EncodedDataset(dataset, encoder, seed=seed, errors=errors)

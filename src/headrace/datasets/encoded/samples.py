@@ -1,0 +1,226 @@
+"""The outputs of the samples of one dataset under a task encoder, and what becomes of those that cannot be made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from headrace.datasets.media import JoinedMediaDataset, MediaDataset
+from headrace.datasets.trace_origins import media_origins
+from headrace.encoders import (
+    EncoderPipeline,
+    ErrorPolicy,
+    Fault,
+    FaultLog,
+    Hook,
+    HookFailure,
+    Place,
+    TaskEncoder,
+    bound_cookers,
+    hook_of,
+    is_of_sample,
+)
+from headrace.encoders.hooks import BoundCooker, function_hook
+from headrace.encoders.pipeline import READING, Output
+from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
+from headrace.plan import IntArray, KeyArray
+from headrace.plan.keys import source_key
+from headrace.plan.substitution import substitute_index
+
+Media: TypeAlias = MediaDataset | JoinedMediaDataset
+Encoder: TypeAlias = TaskEncoder[Any, Any, Any, Any]
+
+
+class SampleEncoder:
+    """Makes the outputs of samples: none, one or several each. Pure, but for the faults that it counts.
+
+    An address is the number of a sample together with bits of the epoch's key, so that a hook draws other random
+    numbers in every epoch, the same on any rank, worker or resume.
+
+    Args:
+        dataset: of media; crude samples without a cooker are cooked by those of the encoder.
+        pipeline: the hooks.
+        seed: of the random numbers in hooks, beside that of the order.
+        errors: what is done about samples that cannot be made.
+        may_skip: whether a sample may have no output. Then `SkipSample` leaves it out, and is no fault; else it is one.
+
+    Raises:
+        ConfigError: not a dataset of media, not a policy; ``cook_crude_sample`` for samples that have a cooker.
+    """
+
+    def __init__(
+        self, dataset: Media, pipeline: EncoderPipeline, *, seed: int, errors: ErrorPolicy | None, may_skip: bool
+    ) -> None:
+        if not isinstance(dataset, MediaDataset | JoinedMediaDataset):
+            raise ConfigError(f"dataset is {dataset!r:.80}; expected a MediaDataset or a JoinedMediaDataset")
+        if errors is not None and not isinstance(errors, ErrorPolicy):
+            raise ConfigError(f"errors is {errors!r:.80}; expected an ErrorPolicy")
+        self.dataset = _cooked(dataset, pipeline.encoder)
+        self.pipeline = pipeline
+        self.errors = ErrorPolicy() if errors is None else errors
+        self.faults = FaultLog()
+        self.cook = _cook_hook(self.dataset)
+        self.key, self._substitution = (source_key(seed, "", purpose) for purpose in ("encoder", "substitution"))
+        self._may_skip = may_skip
+        self._bits = max(1, (len(dataset) - 1).bit_length())
+        self._kind = type(pipeline.encoder).__name__
+
+    @property
+    def not_stateless(self) -> str | None:
+        """The first hook that is used and not marked ``@stateless``, so that nothing can be made again; or None."""
+        for hook in (*self.pipeline.used, *([self.cook] if self.cook else [])):
+            if not hook.stateless:
+                return hook.name
+        return None
+
+    def addresses(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
+        """(n,) int64: the number of each sample in the low bits, those of the epoch's key above, never negative."""
+        if keys is None:
+            return indices
+        shift = np.uint64(self._bits)
+        return indices | ((np.asarray(keys, dtype=np.uint64) >> np.uint64(self._bits + 1)) << shift).astype(np.int64)
+
+    def indices(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: numbers of samples, without what belongs to the epoch."""
+        return addresses & np.int64((1 << self._bits) - 1)
+
+    def place(self, address: int) -> Place:
+        """What the random numbers of a sample depend on."""
+        return Place(self.key, address)
+
+    def check_thread(self) -> None:
+        """See `EncoderPipeline.check_thread`."""
+        self.pipeline.check_thread(*([] if self.cook is None else [self.cook]))
+
+    def makers(self, addresses: IntArray) -> list[Callable[[], list[Output]]]:
+        """Reads samples, all together; each function then makes the outputs of one, or of what stands in for it.
+
+        The functions raise SampleError where too many samples failed; ConfigError for `SkipSample` where none may be
+        left out; and what a hook raises, with a note that names hook and sample.
+        """
+        self.check_thread()
+        addresses = np.asarray(addresses, dtype=np.int64)
+        indices = self.indices(addresses)
+        try:
+            makers = self.dataset.makers(indices)
+        except SampleError:
+            # One of them cannot be read, and only one by one shows which.
+            makers = [partial(self._made_alone, index) for index in indices.tolist()]
+        return [partial(self._outputs, address, make) for address, make in zip(addresses.tolist(), makers, strict=True)]
+
+    def outputs(self, addresses: IntArray) -> list[list[Output]]:
+        """Those of each sample."""
+        with self.pipeline:
+            return [make() for make in self.makers(addresses)]
+
+    def _made_alone(self, index: int) -> Any:
+        return self.dataset.makers(np.array([index], dtype=np.int64))[0]()
+
+    def _outputs(self, address: int, make: Callable[[], Any]) -> list[Output]:
+        """The outputs of an address, or those of the first substitute that can be made."""
+        index, attempt = address & ((1 << self._bits) - 1), 0
+        failed: dict[str, int] = {}
+        while True:
+            try:
+                return self.pipeline.encode(make, self.place(address), self.cook)
+            except HookFailure as failure:
+                if self._may_skip and isinstance(failure.error, SkipSample):
+                    return []
+                self._count(failure, address, index, attempt, failed)
+            attempt += 1
+            index = substitute_index(self._substitution, address, attempt, len(self.dataset))
+            make = partial(self._made_alone, index)
+
+    def _count(self, failure: HookFailure, address: int, index: int, attempt: int, failed: dict[str, int]) -> None:
+        """Count a failure; return if another sample is to be tried, else raise."""
+        error, hook = failure.error, failure.hook
+        if hook is self.cook and isinstance(error, SampleError):
+            hook = READING  # what cannot be decoded is no fault of the cooker
+        of_sample = is_of_sample(error, stateless=hook.stateless)
+        store = self.dataset.store
+        shard, key = self._where(index, error) if of_sample else (None, None)
+        where = f"in {hook.name} of {self._kind}: sample {index:,} of {store.path}"
+        if hook.name not in ("read", "cook_crude_sample") and not isinstance(error, SampleError):
+            error.add_note(where)
+        if not of_sample:
+            raise error from error.__cause__
+        self.faults.add(
+            Fault(
+                source=store.path,
+                index=index,
+                shard=shard,
+                key=key,
+                position=address,
+                attempt=attempt,
+                hook=hook.name,
+                kind=type(error).__name__,
+                reason=str(error),
+            )
+        )
+        if self.errors.on_error == "raise":
+            if isinstance(error, SkipSample):
+                raise ConfigError(
+                    f"SkipSample {where}, key {key!r}: a fixed source cannot leave a sample out, as the places of all"
+                    " others are settled. Take another sample for it, errors=ErrorPolicy(on_error='substitute'), or a"
+                    " measured or framed source"
+                ) from error
+            raise error from error.__cause__
+        failed[hook.name] = failed.get(hook.name, 0) + 1
+        if failed[hook.name] >= self.errors.bound(hook.failure_tolerance):
+            counts = ", ".join(f"{count} in {name}" for name, count in failed.items())
+            raise SampleError(
+                None,
+                f"no sample could be made in its place: {sum(failed.values())} failed in a row ({counts}), the last one"
+                f" by {type(error).__name__}: {error}; look at the data, or allow more, ErrorPolicy(tolerance=...)",
+                shard=shard,
+                key=key,
+            ) from error
+
+    def _where(self, index: int, error: Exception) -> tuple[str | None, str | None]:
+        if isinstance(error, SampleError) and error.key is not None:
+            return error.shard, error.key
+        try:
+            origin = media_origins(self.dataset.store, np.array([index], dtype=np.int64))[0][0]
+        except HeadraceError:  # the fault that is told is the one that was met first
+            return None, None
+        return origin.shard, origin.key
+
+
+def _cooked(dataset: Media, encoder: Encoder) -> Media:
+    if not isinstance(dataset, MediaDataset) or not dataset.mapper.is_crude:
+        return dataset
+    cookers = bound_cookers(encoder)
+    if dataset.cooker is None:
+        return dataset.cooked_by(cookers) if cookers else dataset
+    own = hook_of(encoder, "cook_crude_sample").is_overridden
+    if own and not isinstance(dataset.cooker.cook, BoundCooker):
+        raise ConfigError(
+            f"{type(encoder).__name__} overrides cook_crude_sample, and {dataset!r} has a cooker already, which"
+            " does not go through it; give a dataset without cookers, or EncodedDataset.open(path, encoder)"
+        )
+    return dataset
+
+
+def _cook_hook(dataset: Media) -> Hook | None:
+    """The user's code that makes samples, before any hook does: cookers, and what joins; as one."""
+    if isinstance(dataset, JoinedMediaDataset):
+        parts = dataset.parts
+        functions = [] if isinstance(dataset.joiner, type) else [dataset.joiner]
+    else:
+        parts, functions = (dataset,), []
+    functions += [part.cooker.cook for part in parts if part.cooker is not None]
+    if not functions:
+        return None
+    hooks = [function_hook("cook_crude_sample", function) for function in functions]
+    said = [hook.failure_tolerance for hook in hooks if hook.failure_tolerance is not None]
+    return msgspec.structs.replace(
+        hooks[0],
+        stateless=all(hook.stateless for hook in hooks),
+        may_draw=any(hook.may_draw for hook in hooks),
+        seeds=tuple(sorted({name for hook in hooks for name in hook.seeds})),
+        failure_tolerance=min(said, default=None),
+    )
