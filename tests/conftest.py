@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import corpora
 import counts
+import warm
 
 # The few cases of `make test` are always the same ones, so that a red run can be repeated; the full counts are drawn.
 settings.register_profile("headrace", derandomize=not counts.FULL, print_blob=True)
@@ -32,3 +34,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[corpora.Corpus]:
         corpora.make(folder / "short", 3, 200, max_length=4),
         corpora.make(folder / "pread", 4, 50, num_shards=3, reader="pread"),
     ]
+
+
+@pytest.fixture(scope="session")
+def warm_process() -> Iterator[warm.Warm]:
+    """What workers of `prepare` can start from."""
+    process = warm.Warm(["headrace.prepare.worker", "headrace.prepare.record_encoder", "pyarrow.parquet"])
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def warm_workers(warm_process: warm.Warm) -> Iterator[None]:
+    """Workers are processes of their own, but have their modules already."""
+    with warm.workers(warm_process):
+        yield

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from energon_prepared import prepared
 from headrace import MediaDataset
@@ -58,3 +62,58 @@ def fails_strangely(parts: dict[str, Any]) -> dict[str, Any]:
     if parts["txt"] == str(BAD):
         raise StrangeError("strange", "words")
     return {"text": parts["txt"]}
+
+
+class Once:
+    """Does something at the bad sample, but only once for all processes: what is wrong passes by."""
+
+    def __init__(self, flag: Path, action: Any) -> None:
+        self._flag = flag
+        self._action = action
+
+    def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
+        if parts["txt"] == str(BAD) and not self._flag.exists():
+            self._flag.touch()
+            return dict(self._action(parts))
+        return {"text": parts["txt"]}
+
+
+def stops(parts: dict[str, Any]) -> dict[str, Any]:
+    """As a debugger does, or a machine that has frozen: no signal but SIGKILL reaches it."""
+    if parts["txt"] == str(BAD):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return {"text": parts["txt"]}
+
+
+def holds_the_interpreter(parts: dict[str, Any]) -> dict[str, Any]:
+    """As a library does that waits without letting other threads run."""
+    if parts["txt"] == str(BAD):
+        ctypes.PyDLL(None).sleep(60)
+    return {"text": parts["txt"]}
+
+
+def large(parts: dict[str, Any]) -> dict[str, Any]:
+    """More than a pipe holds, in a message that tensors do not shorten."""
+    return {"text": parts["txt"] + "x" * 400_000}
+
+
+def takes_all_memory(parts: dict[str, Any]) -> dict[str, Any]:
+    if parts["txt"] == str(BAD):
+        raise MemoryError("4 TiB asked for")
+    return {"text": parts["txt"]}
+
+
+def unpicklable(parts: dict[str, Any]) -> dict[str, Any]:
+    return {"text": threading.Lock()}
+
+
+def slow(parts: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.02)
+    return {"text": parts["txt"]}
+
+
+def arrays(parts: dict[str, Any]) -> dict[str, Any]:
+    """Large enough to go through shared memory; one of them holds the interpreter."""
+    if parts["txt"] == "21":
+        ctypes.PyDLL(None).sleep(60)
+    return {"text": np.full(200_000, int(parts["txt"]), dtype=np.int64)}

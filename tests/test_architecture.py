@@ -24,9 +24,12 @@ MAY_IMPORT = {
     "copying": {"stores", "plan", "io", "errors"},
     "encoders": {"samples", "plan", "errors"},
     "datasets": {"stores", "samples", "plan", "encoders", "errors"},
-    "loader": {"datasets", "plan", "io", "errors"},
+    "loader": {"datasets", "encoders", "plan", "io", "errors"},
     "testing": {"loader", "datasets", "prepare", "copying", "stores", "samples", "plan", "io", "errors"},
-    "cli": {"loader", "datasets", "prepare", "copying", "stores", "samples", "plan", "io", "errors", "_version"},
+    "cli": {
+        *("loader", "datasets", "encoders", "prepare", "copying", "stores", "samples", "plan", "io", "errors"),
+        "_version",
+    },
 }
 WITHOUT_TORCH = set(MAY_IMPORT) - {"loader"}
 HEAVY = ["torch", "pyarrow", "h5py", "tokenizers", "numba", "pytest", "hypothesis"]

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         GroupDataset,
         LimitDataset,
         MapDataset,
+        MeasuredDataset,
+        MeasuredFacts,
         MediaDataset,
         MixBatchDataset,
         MockGPTDataset,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         SubsetDataset,
         WindowDataset,
         export_cache,
+        measure,
         open_cache,
     )
     from headrace.errors import (
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerError,
     )
-    from headrace.loader import Loader, Ranks, Reading
+    from headrace.loader import Balance, Loader, Ranks, Reading
     from headrace.plan import BatchSchedule, Bucketing, Order
     from headrace.plan.megatron import FillInTheMiddle, FIMTokens, TextCodec
     from headrace.plan.packing import Packing
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from headrace.stores import IndexedDataset, IndexedDatasetBuilder, Store, open
 
 _HOMES = {
+    "Balance": "headrace.loader",
     "BatchSchedule": "headrace.plan",
     "Blend": "headrace.datasets",
     "BlendDataset": "headrace.datasets",
@@ -92,6 +96,8 @@ _HOMES = {
     "LimitDataset": "headrace.datasets",
     "Loader": "headrace.loader",
     "MapDataset": "headrace.datasets",
+    "MeasuredDataset": "headrace.datasets",
+    "MeasuredFacts": "headrace.datasets",
     "MediaDataset": "headrace.datasets",
     "MissingExtraError": "headrace.errors",
     "MixBatchDataset": "headrace.datasets",
@@ -121,6 +127,7 @@ _HOMES = {
     "WorkerError": "headrace.errors",
     "convert": "headrace.copying",
     "export_cache": "headrace.datasets",
+    "measure": "headrace.datasets",
     "merge": "headrace.copying",
     "open": "headrace.stores",
     "open_cache": "headrace.datasets",
@@ -129,6 +136,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Balance",
     "BatchSchedule",
     "Blend",
     "BlendDataset",
@@ -155,6 +163,8 @@ __all__ = [
     "LimitDataset",
     "Loader",
     "MapDataset",
+    "MeasuredDataset",
+    "MeasuredFacts",
     "MediaDataset",
     "MissingExtraError",
     "MixBatchDataset",
@@ -185,6 +195,7 @@ __all__ = [
     "__version__",
     "convert",
     "export_cache",
+    "measure",
     "merge",
     "open",
     "open_cache",

@@ -86,8 +86,9 @@ class SampleError(InputError):
         return placed
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross from worker processes by pickle, which knows positional arguments only.
-        return _sample_error, (type(self), self.part, self.reason, self.shard, self.key, self.offset)
+        # Errors cross from worker processes by pickle, which knows positional arguments only. Notes go with them.
+        made_of = type(self), self.part, self.reason, self.shard, self.key, self.offset
+        return _sample_error, made_of, self.__dict__
 
 
 def _sample_error(

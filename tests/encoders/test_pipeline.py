@@ -123,6 +123,7 @@ def test_seeds_are_golden() -> None:
         "batch_group_criterion",
         "batch",
         "encode_batch",
+        "sample_length",
     ]
 
 

@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
@@ -44,13 +47,35 @@ LEARNS = {"dpo.py": 0.5, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def run(name: str, folder: Path) -> str:
+TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[warm.Warm]:
+    """With the large packages that most examples import, and every warning an error."""
+    process = warm.Warm(["torch", "pyarrow.parquet", "tokenizers"], ("-W", "error"))
+    yield process
+    process.close()
+
+
+def run(name: str, folder: Path, interpreter: warm.Warm) -> str:
     """What the example prints."""
-    command = [sys.executable, *(TORCHRUN if name.startswith("torchrun") else ["-W", "error"]), str(EXAMPLES / name)]
     environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    if name.startswith("torchrun"):
+        command = [sys.executable, *TORCHRUN, str(EXAMPLES / name)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    with (folder / "output").open("wb") as output, (folder / "errors").open("wb") as errors:
+        process = interpreter.start(
+            [str(EXAMPLES / name)], environment=environment, output=output.fileno(), errors=errors.fileno(), passed=-1
+        )
+        try:
+            code = process.wait(TIMEOUT_S)
+        finally:
+            process.kill()
+    assert code == 0, (folder / "errors").read_text()
+    return (folder / "output").read_text()
 
 
 def test_every_example_is_here_and_short() -> None:
@@ -63,8 +88,8 @@ def test_every_example_is_here_and_short() -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.interop] * (name in INTEROP)) for name in sorted(SAYS)]
 )
-def test_example(name: str, tmp_path: Path) -> None:
-    output = run(name, tmp_path)
+def test_example(name: str, tmp_path: Path, interpreter: warm.Warm) -> None:
+    output = run(name, tmp_path, interpreter)
     for said in SAYS[name]:
         assert said in output
     if name == "train_loop.py":

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import pytest
 import media_texts
 from headrace import ConfigError, Loader, MediaDataset, Order, Reading, Run, StateError, WorkerError
 from headrace.errors import SampleError
-from headrace.loader.workers import safe_start_method
+from headrace.loader.workers_start import safe_start_method
 from headrace.samples.media import TextSample
 
 ORDER = Order(kind="shards", seed=1, max_samples_per_sequence=5, parallel_shard_iters=4)
@@ -76,53 +73,6 @@ def test_an_older_iterator_takes_nothing_from_a_newer_one(texts: Path) -> None:
     assert next(new)["text"][0] == "8"
 
 
-def test_a_killed_worker_is_named(texts: Path) -> None:
-    run = run_of(media_texts.loaded(texts, media_texts.dies), Order(kind="none"))
-    loader = Loader(run, micro_batch_size=2, reading=TWO)
-    given = []
-    with pytest.raises(WorkerError, match=r"process \d+ was killed by SIGKILL while worker \d of 2 read samples at"):
-        given += [batch["text"][0] for batch in loader]
-    assert loader.position <= 12
-    with pytest.raises(WorkerError, match="SIGKILL"):
-        list(loader)
-    # What was delivered is all that counts: whoever reads the rest has it once.
-    rest = Loader(run_of(MediaDataset.open(texts, **media_texts.TEXT), Order(kind="none")), micro_batch_size=2)
-    rest.start_at(loader.position)
-    assert next(iter(rest))["text"] == [str(loader.position), str(loader.position + 1)]
-
-
-def test_a_worker_killed_by_others_while_it_is_awaited(texts: Path) -> None:
-    """By a server's fork no signal tells of it; the next turn does."""
-    others = set(active_children())
-    reading = Reading(num_workers=1, start_method="fork", timeout_s=30)
-    loader = Loader(
-        run_of(media_texts.loaded(texts, media_texts.hangs), Order(kind="none")), micro_batch_size=1, reading=reading
-    )
-    iterator = iter(loader)
-    assert next(iterator)["text"] == ["0"]
-    (worker,) = set(active_children()) - others
-    assert worker.pid is not None
-    killer = threading.Timer(1.0, os.kill, (worker.pid, signal.SIGKILL))
-    killer.start()
-    began = time.monotonic()
-    with pytest.raises(WorkerError, match=rf"worker process {worker.pid} was killed by SIGKILL"):
-        list(iterator)
-    assert time.monotonic() - began < 20
-    killer.join()
-
-
-def test_a_silent_worker_is_an_error_in_time(texts: Path) -> None:
-    reading = Reading(num_workers=1, start_method="fork", timeout_s=0.5)
-    loader = Loader(
-        run_of(media_texts.loaded(texts, media_texts.hangs), Order(kind="none")), micro_batch_size=1, reading=reading
-    )
-    with pytest.raises(
-        WorkerError, match=r"nothing came for 0.5 s while worker 0 of 1 read samples at positions 13 to 13"
-    ):
-        list(loader)
-    assert loader.position == media_texts.BAD
-
-
 def test_errors_keep_type_and_message(texts: Path, tmp_path: Path) -> None:
     dataset = MediaDataset.open(texts, sample_type=TextSample, field_map={"text": "json"})
     with pytest.raises(SampleError) as alone:
@@ -159,9 +109,21 @@ def test_fork_is_for_processes_without_other_threads() -> None:
         other.join()
 
 
-@pytest.mark.parametrize("bad", [{"timeout_s": 0.0}, {"timeout_s": float("inf")}, {"prefetch": 0}, {"num_workers": -1}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"timeout_s": 0.0},
+        {"timeout_s": float("inf")},
+        {"watchdog_s": -1.0},
+        {"prefetch": 0},
+        {"num_workers": -1},
+        {"max_replacements": -1},
+        {"on_lost_worker": "ignore"},
+        {"start_method": "thread"},
+    ],
+)
 def test_bad_options_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"at least|above 0"):
+    with pytest.raises(ConfigError, match=r"at least|above 0|allowed are"):
         Reading(**bad)  # type: ignore[arg-type]
 
 

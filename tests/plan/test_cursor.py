@@ -82,7 +82,7 @@ def test_a_recipe_of_another_state_is_refused() -> None:
         ({"position": "7"}, "damaged.*position"),
         ({"surplus": 1}, "damaged.*surplus"),
         ({"recipe": {}}, "hashes the parts"),
-        ({"lanes": [{"frame": 1}]}, "1 lanes"),
+        ({"lanes": [7]}, "damaged.*lanes"),
         ({"step": 3}, "step 3 at position 10, which is in step 2"),
         ({"position": 99, "step": 24}, "outside this run of 50 positions"),
         ({"position": -1}, "outside this run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
@@ -349,8 +350,57 @@ def test_recipes_name_what_decides() -> None:
         Repeat("", old, 2),
         Schedule("", ((0, a), (5, b))),
         Schedule("", ((0, a), (6, b))),
+        Schedule("", ((0, b), (5, a))),
+        Schedule("", ((0, a), (5, Leaf("b", 5)))),
+        Schedule("", ((0, old), (5, b))),
+        Schedule("", ((0, Branch("", (a, b), (2, 1), 3)), (5, b))),
+        Schedule("", ((0, Branch("", (b, a), (1, 2), 3)), (5, b))),
+        Schedule("", ((0, Branch("", (a, b), (1, 2), 6, 2)), (5, b))),
+        Schedule("", ((0, Limit("", old, 2)), (5, b))),
+        Schedule("", ((0, Schedule("", ((0, a), (3, old)))), (5, b))),
+        Schedule("", ((0, Schedule("", ((0, a), (4, old)))), (5, b))),
     ]
     assert len({str(node_recipe(node)) for node in variants}) == len(variants)
+
+
+def test_a_schedule_writes_its_sources_once() -> None:
+    a, b, half = Leaf("a", 3), Leaf("b", 4), 1 << 30
+    mix = Branch("", (a, b), (half, half), None)
+    inner = Schedule("in", ((0, Limit("in", mix, 2)), (7, a)))
+    assert node_recipe(Schedule("", ((0, mix), (4, b), (9, Branch("", (a, b), (1, 3), None)), (12, inner)))) == {
+        "path": "",
+        "kind": "schedule",
+        "sources": [{"path": "a", "num_samples": 3}, {"path": "b", "num_samples": 4}],
+        "trees": [
+            {"path": "", "num_samples": None, "children": [0, 1]},
+            1,
+            {
+                "path": "in",
+                "kind": "schedule",
+                "trees": [
+                    {
+                        "path": "in",
+                        "num_samples": 2,
+                        "children": [{"path": "", "num_samples": None, "children": [0, 1], "shares": [half, half]}],
+                        "kind": "limit",
+                    },
+                    0,
+                ],
+                "segments": [{"begin": 0, "tree": 0}, {"begin": 7, "tree": 1}],
+            },
+        ],
+        "segments": [
+            {"begin": 0, "shares": [half, half], "tree": 0},
+            {"begin": 4, "tree": 1},
+            {"begin": 9, "shares": [1, 3], "tree": 0},
+            {"begin": 12, "tree": 2},
+        ],
+    }
+    sources = tuple(Leaf(f"web/source-{number}", 1_000) for number in range(50))
+    weights = [[1 + (number * segment) % 7 for number in range(50)] for segment in range(200)]
+    segments = [(64 * at, Branch("", sources, tuple(quantised(one)), None)) for at, one in enumerate(weights)]
+    written = len(json.dumps(node_recipe(Schedule("", tuple(segments)))))
+    assert written < 12 * 50 * 200 + 100 * (50 + 200), "the shares of the segments, and the sources once"
 
 
 def test_what_cannot_be_mixed_is_refused() -> None:

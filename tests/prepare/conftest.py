@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import proved_once
+
 EOD = "<|endoftext|>"
 VOCAB_SIZE = 700
+
+
+@pytest.fixture(scope="module", autouse=True)
+def proofs() -> Iterator[None]:
+    """Which library encodes is found once for each tokeniser."""
+    with proved_once.remembered():
+        yield
 
 
 @pytest.fixture(scope="session")

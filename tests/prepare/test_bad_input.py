@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from headrace.prepare.store_output import StoreOutput
 from headrace.stores import load_manifest
 
 GOOD = b'{"text": "a good line of some length"}\n'
+pytestmark = pytest.mark.usefixtures("warm_workers")
 TRUTH = TokenOptions(backend="tokenizers")
 
 
@@ -330,6 +332,7 @@ def test_a_lost_document_does_not_go_unseen(
         site.mkdir()
         (site / "sitecustomize.py").write_text(LOSING_ENCODER)
         monkeypatch.syspath_prepend(str(site))
+        monkeypatch.setattr("headrace.prepare.executor.subprocess", subprocess)  # a real start, that reads its path
     elif place == "output":
         add = StoreOutput.add
         monkeypatch.setattr(

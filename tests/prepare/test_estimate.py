@@ -28,6 +28,7 @@ from headrace.prepare.backends import MismatchError, ProvedEncoder
 from headrace.prepare.forecast import Tasks, forecast_seconds
 from headrace.stores import Manifest
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
 TRUTH = TokenOptions(backend="tokenizers")
 
 

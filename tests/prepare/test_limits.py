@@ -114,7 +114,8 @@ def test_the_memory_of_a_worker(kit: Any, sources: list[str], tmp_path: Path, wh
         lines = (json.dumps({"text": text[at : at + 3000]}) + "\n" for at in range(0, len(text), 3000))
         (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode(), 1))
     else:
-        kit.write(tmp_path / "in.jsonl", [{"text": text}, {"text": "short"}])
+        # Behind the documents that the run's own process proves: it is the worker's memory that is asked for.
+        kit.write(tmp_path / "in.jsonl", [*([{"text": "short"}] * 1000), {"text": text}])
     (file,) = tmp_path.iterdir()
     del text
     peaks: dict[int, int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.metadata
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from headrace.prepare import (
 )
 from headrace.stores import Manifest, Provenance, load_manifest
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
 TRUTH = TokenOptions(backend="tokenizers")
 ODD_TEXTS = [
     "",
@@ -256,18 +258,22 @@ def test_a_shuffle_is_uniform_enough(kit: Any, tmp_path: Path) -> None:
 
 def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compressed file is one task: its pieces follow one another, lines and all."""
-    records = [{"text": f"document {number} " * (number % 40)} for number in range(30_000)]
+    records = [{"text": f"document {number} " * (number % 40)} for number in range(6_000)]
     lines = [json.dumps(record) if number % 11 else "" for number, record in enumerate(records)]
-    lines[25_000] = "broken"
+    lines[5_000] = "broken"
     file = tmp_path / "in.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(lines).encode()))
     site = tmp_path / "site"
     site.mkdir()
-    # Workers are processes of their own: they meet the small limit through their path.
+    # Workers are processes of their own: they meet the small limits through their path.
     (site / "sitecustomize.py").write_text(
-        "import headrace.prepare.text_task as text_task\ntext_task.PIECE_BYTES = 100_000\n"
+        "import functools\n"
+        "import headrace.prepare.text_task as text_task\n"
+        "text_task.PIECE_BYTES = 20_000\n"
+        "text_task.open_span = functools.partial(text_task.open_span, block_bytes=50_000)\n"
     )
     monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr("headrace.prepare.executor.subprocess", subprocess)  # a real start, that reads its path
     for shuffle in (None, 5):
         options = TextOptions(
             tokens=TRUTH,
@@ -279,7 +285,7 @@ def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path, monkeypatc
         manifest = run_and_check(kit, [file], tmp_path / str(shuffle), options)
         spans = np.load(tmp_path / str(shuffle) / "provenance/spans.npy")
         assert len(spans) > 5
-        assert [error.line for error in manifest.errors] == [25_001]
+        assert [error.line for error in manifest.errors] == [5_001]
 
 
 def test_the_manifest(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

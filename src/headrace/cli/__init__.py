@@ -15,6 +15,7 @@
     headrace where PATH DOC...                                  which line of which input a document comes from
     headrace trace step N                                       what a step of a training was fed
     headrace trace sample SOURCE NUMBER                         which steps see a sample
+    headrace measure DATASET --encoder MODULE:CLASS             what a task encoder makes of every sample, once
     headrace export-cache DATA... --num-samples N               the index caches that Megatron looks for
     headrace check-cache PATH                                   whether Megatron's index caches are of these data
 
@@ -40,6 +41,7 @@ COMMANDS = {
     "export-cache": "headrace.cli.export_cache",
     "info": "headrace.cli.info",
     "ls": "headrace.cli.ls",
+    "measure": "headrace.cli.measure",
     "merge": "headrace.cli.merge",
     "prepare": "headrace.cli.prepare",
     "preview": "headrace.cli.preview",

@@ -63,8 +63,16 @@ def command(
     for. Exit code 0: whole; 1: faults, each printed with its place; 4: no store is there.
 
     Of tar shards, datasets of Energon's and other samples with named parts: every header against indices, counts and
-    index.sqlite, keys that are there twice, split files; with --decode every part.
+    index.sqlite, keys that are there twice, split files; with --decode every part. Of a metadataset, a .yaml: what it
+    says, its joins, and every dataset below once.
     """
+    from headrace.cli.measured_facts import check_measured, find_measured
+
+    facts = find_measured(path)
+    if facts is not None:
+        if not check_measured(facts, quiet=quiet, as_json=as_json):
+            ctx.exit(FAULTY)
+        return
     named = [name for name in ctx.params if is_given(ctx, name)]
     media = {"decode": decode, "workers": workers, "split_part": split_part, "split_config": split_config}
     media["dataset_config"] = dataset_config

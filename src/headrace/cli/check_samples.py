@@ -1,9 +1,9 @@
-"""``headrace check`` of samples: its options, and what it says."""
+"""``headrace check`` of samples and metadatasets: its options, and what it says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -14,6 +14,8 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.cli.media.checking import SampleVerdict
+    from headrace.cli.media.mix_checking import MixVerdict
+    from headrace.stores import Problem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,15 +43,19 @@ def refuse_check_options(path: str, named: Collection[str]) -> None:
 
 
 def check(path: str, given: dict[str, Any], named: Collection[str], *, quiet: bool, as_json: bool) -> bool | None:
-    """Check samples and say what is wrong; whether nothing is, or None where there are none at the path.
+    """Check samples, or a metadataset, and say what is wrong; whether nothing is, or None where neither is at the path.
 
     Raises:
-        HeadraceError: as `check_samples`; or an option is for tokens.
+        HeadraceError: as `check_samples` and `check_mix`; or an option is for something else.
     """
     from headrace.stores.sample_layouts import sample_layout
 
-    if sample_layout(path) is None:
+    mixes = path.endswith(".yaml")
+    if not mixes and sample_layout(path) is None:
         return None
+    for name in ("split_config", "dataset_config"):
+        if mixes and name in named:
+            raise ConfigError(f"{path}: --{name.replace('_', '-')} is what a metadataset says itself of each dataset")
     for name in _FOR_TOKENS:
         if name in named:
             raise ConfigError(f"{path}: an option for tokens was given ({name}), and this store holds samples")
@@ -73,24 +79,46 @@ def check(path: str, given: dict[str, Any], named: Collection[str], *, quiet: bo
             if line.is_due:
                 line.show(f"decoding: {done / max(samples, 1):6.1%}  {count(done)} of {plural(samples, 'sample')}")
 
-        verdict = check_samples(path, wanted, on_read=show_read, on_decoded=show_decoded)
-        elapsed_s = line.elapsed_s
-    if verdict is None:
-        return None
+        if mixes:
+            from headrace.cli.check_mix import mix_problems, mix_summary
+            from headrace.cli.media.mix_checking import check_mix
+
+            mix = check_mix(path, wanted, on_read=show_read, on_decoded=show_decoded)
+            told = _Told(mix, mix.ok, list(mix_problems(mix)), mix_summary(mix, line.elapsed_s), line.elapsed_s)
+        else:
+            verdict = check_samples(path, wanted, on_read=show_read, on_decoded=show_decoded)
+            if verdict is None:
+                return None
+            lines = summary(verdict, line.elapsed_s)
+            told = _Told(verdict, verdict.ok, list(verdict.problems), lines, line.elapsed_s)
+    _tell(told, quiet=quiet, as_json=as_json)
+    return told.ok
+
+
+class _Told(NamedTuple):
+    """A verdict, and what is printed of it."""
+
+    verdict: SampleVerdict | MixVerdict
+    ok: bool
+    problems: list[Problem]
+    lines: list[str]
+    elapsed_s: float
+
+
+def _tell(told: _Told, *, quiet: bool, as_json: bool) -> None:
     if as_json:
         import msgspec
 
         from headrace.cli.media.texts import writable
 
-        print_json(writable({**msgspec.to_builtins(verdict), "seconds": round(elapsed_s, 3)}))
-    else:
-        from headrace.cli.views.safe_text import safe_text
+        print_json(writable({**msgspec.to_builtins(told.verdict), "seconds": round(told.elapsed_s, 3)}))
+        return
+    from headrace.cli.views.safe_text import safe_text
 
-        for problem in verdict.problems:
-            click.echo(safe_text(str(problem)))
-        if not quiet:
-            click.echo("\n".join(map(safe_text, summary(verdict, elapsed_s))))
-    return verdict.ok
+    for problem in told.problems:
+        click.echo(safe_text(str(problem)))
+    if not quiet:
+        click.echo("\n".join(map(safe_text, told.lines)))
 
 
 def summary(verdict: SampleVerdict, elapsed_s: float) -> list[str]:

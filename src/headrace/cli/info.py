@@ -53,6 +53,12 @@ def command(
 
         print_metadataset(path, steps=steps, global_batch_size=global_batch_size, as_json=as_json)
         return
+    from headrace.cli.measured_facts import find_measured, print_measured
+
+    facts = find_measured(path)
+    if facts is not None:
+        print_measured(facts, as_json=as_json)
+        return
     if steps is not None or global_batch_size is not None:
         raise ConfigError(f"--steps and --global-batch-size are of metadatasets, which end in .yaml; found {path}")
     options = IndexedOptions(dialect=dialect, documents=documents)

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.cli.media.opening import WHOLE, SampleOptions, open_sample_store
+from headrace.cli.media.sources import closed, plain_dataset
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.metadataset import (
     JoinedSource,
     Metadataset,
@@ -20,11 +19,9 @@ from headrace.datasets.metadataset import (
     Tree,
     load_dataset,
 )
-from headrace.datasets.metadataset.opening import join_store
 from headrace.datasets.mix import joined, named_datasets, node_of
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Branch, Leaf, Limit, Node, Repeat, Schedule
-from headrace.stores.sample_layouts import sample_layout
 
 
 class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +100,7 @@ def metadataset_numbers(path: str, *, steps: int | None, global_batch_size: int 
 def _split_numbers(
     metadataset: Metadataset, split: str, *, steps: int | None, global_batch_size: int | None
 ) -> NodeNumbers:
-    data = metadataset.train(split, options=SourceOptions(open=_counted), global_batch_size=global_batch_size)
+    data = metadataset.train(split, options=SourceOptions(open=plain_dataset), global_batch_size=global_batch_size)
     root = node_of("", data)
     seen = None
     if steps is not None and global_batch_size is not None:
@@ -113,7 +110,7 @@ def _split_numbers(
         return counting.numbers(metadataset.tree(split), root, "", name=split, number=None, share=1.0)
     finally:
         for dataset in counting.datasets.values():
-            getattr(dataset, "close", getattr(getattr(dataset, "store", None), "close", lambda: None))()
+            closed(dataset)
 
 
 class _Counting:
@@ -213,21 +210,3 @@ def _shares(node: Node, tree: Mixed) -> dict[str, float]:
     assert not isinstance(node, Leaf)
     counts = node.shares if isinstance(node, Branch) else [child.num_samples or 0 for child in node.children]
     return {child.path: count / sum(counts) for child, count in zip(node.children, counts, strict=True)}
-
-
-def _counted(source: Source | JoinedSource) -> Dataset | None:
-    """The samples of a source as they lie there, so that no code is needed to count them; None for tokens."""
-    if isinstance(source, JoinedSource):
-        store = join_store(source)
-        columns = [MediaDataset(column.store, decoder=None) for column in store.columns]
-        return JoinedMediaDataset(store, lambda *given, **named: {"columns": given or named}, columns=columns)
-    if source.windows is not None or source.packs is not None:
-        return None
-    layout = sample_layout(source.path)
-    if layout in (None, "files"):
-        return None
-    options = SampleOptions(
-        split_part=source.split_part, split_config=source.split_config, dataset_config=source.dataset_config
-    )
-    opened = open_sample_store(source.path, options if layout == "energon" else WHOLE)
-    return None if opened is None else MediaDataset(opened, decoder=None)

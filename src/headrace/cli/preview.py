@@ -52,6 +52,7 @@ def command(
     Conversations, pairs, groups and prompts are known by their keys.
 
     Of tar shards, datasets of Energon's and other samples with named parts, their text, pictures, video and sound.
+    Of a metadataset, a .yaml, these of its split, train by default, in the order of the mix, each with its source.
     """
     named = [name for name in ctx.params if is_given(ctx, name)]
     if html is not None:

@@ -15,7 +15,17 @@ from headrace.datasets.concat import ConcatDataset
 from headrace.datasets.cyclic import CyclicDataset
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
 from headrace.datasets.documents import DocumentDataset
-from headrace.datasets.encoded import EncodedDataset
+from headrace.datasets.encoded import (
+    EncodedDataset,
+    FilterDataset,
+    Framed,
+    FramedRun,
+    GroupBatchDataset,
+    IterMapDataset,
+    MeasuredDataset,
+    PackingDataset,
+    ShuffleBufferDataset,
+)
 from headrace.datasets.factory import BaseDataset, DatasetFactory, load_dataset
 from headrace.datasets.filled import FilledDataset
 from headrace.datasets.gpt import GPTDataset
@@ -29,6 +39,7 @@ from headrace.datasets.gpt_mock_store import MockStore
 from headrace.datasets.group_records import GroupDataset
 from headrace.datasets.lengths import LimitDataset, RepeatDataset, SubsetDataset
 from headrace.datasets.mapped import MapDataset
+from headrace.datasets.measuring import MeasuredFacts, measure
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.mix import Mix
 from headrace.datasets.mixing import BlendDataset, MixBatchDataset
@@ -60,15 +71,22 @@ __all__ = [
     "ExportedCache",
     "Fields",
     "FilledDataset",
+    "FilterDataset",
+    "Framed",
+    "FramedRun",
     "GPTBlend",
     "GPTDataset",
     "GPTFIMDataset",
     "GPTMasks",
+    "GroupBatchDataset",
     "GroupDataset",
+    "IterMapDataset",
     "JoinedMediaDataset",
     "LimitDataset",
     "Located",
     "MapDataset",
+    "MeasuredDataset",
+    "MeasuredFacts",
     "MediaDataset",
     "Mix",
     "MixBatchDataset",
@@ -76,6 +94,7 @@ __all__ = [
     "MockStore",
     "PackedDataset",
     "PackedSequenceDataset",
+    "PackingDataset",
     "PreferenceDataset",
     "PromptDataset",
     "RecordDataset",
@@ -85,6 +104,7 @@ __all__ = [
     "SFTDataset",
     "Sample",
     "ScheduledBlend",
+    "ShuffleBufferDataset",
     "StreamWindows",
     "Stretch",
     "SubsetDataset",
@@ -92,5 +112,6 @@ __all__ = [
     "WindowDataset",
     "export_cache",
     "load_dataset",
+    "measure",
     "open_cache",
 ]

@@ -93,6 +93,19 @@ class Dataset(ABC):
         """Whether samples have lengths of their own, -1 in the shapes of ``fields``: see `RecordDataset`."""
         return False
 
+    @property
+    def is_group_batches(self) -> bool:
+        """Whether a sample is a whole batch, of things that belong together; a micro-batch then has one of them."""
+        return False
+
+    @property
+    def unrestorable(self) -> str | None:
+        """The name of the user's code by which samples may depend on what was read before; None: there is none.
+
+        What another process has read can only be read again, with the same bytes, where there is none.
+        """
+        return None
+
     def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
         """The ragged samples at some addresses, for ``collate``."""
         raise ConfigError(f"{type(self).__name__}: samples are all of one shape; use read")
@@ -157,6 +170,10 @@ class Dataset(ABC):
     def find_key(self, key: str) -> int:
         """The sample of a key. Raises ConfigError: there is none, or samples have no keys."""
         raise ConfigError(f"{type(self).__name__}: samples have no keys; ask by number, found {key!r}")
+
+    def find_keys(self, key: str) -> list[int]:
+        """All samples with something of a key, where there may be several. Raises ConfigError as `find_key`."""
+        return [self.find_key(key)]
 
     @abstractmethod
     def describe(self) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty
 from headrace.datasets.trace_origins import Origins
+from headrace.datasets.watched import made
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 
@@ -100,9 +101,15 @@ class MapDataset(Dataset):
         """As of the dataset."""
         return self.dataset.is_ragged
 
+    @property
+    def unrestorable(self) -> str | None:
+        """As of the dataset; the function is one of the sample alone."""
+        return self.dataset.unrestorable
+
     def samples(self, addresses: IntArray) -> list[Any]:
         """Those of the dataset, each put through the function."""
-        return [self.function(sample) for sample in self.dataset.samples(addresses)]
+        samples = self.dataset.samples(addresses)
+        return made(addresses, [partial(self.function, sample) for sample in samples])
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
         """As the dataset does."""
@@ -146,6 +153,10 @@ class MapDataset(Dataset):
     def find_key(self, key: str) -> int:
         """Of the dataset."""
         return self.dataset.find_key(key)
+
+    def find_keys(self, key: str) -> list[int]:
+        """Of the dataset."""
+        return self.dataset.find_keys(key)
 
     def read(self, addresses: IntArray) -> Sample:
         """The samples at some addresses as one batch."""

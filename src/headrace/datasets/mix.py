@@ -92,15 +92,30 @@ def check_children(children: Mapping[str, Dataset | Mix], *, allow_different_tok
         if not isinstance(child, Dataset | Mix):
             raise ConfigError(f"source {name!r} is {child!r:.80}; expected a dataset, or a mix of them")
     leaves = list(_named(children))
-    expected = shown_fields(leaves[0][1])
-    for _, dataset in leaves[1:]:
+    first, expected = leaves[0][0], shown_fields(leaves[0][1])
+    for name, dataset in leaves[1:]:
         # Samples of all sources go into the same batch arrays, so their fields must be the same.
         if (found := shown_fields(dataset)) != expected:
+            _check_kinds(leaves[0], (name, dataset))
             raise ConfigError(
-                f"the sources of a blend must have the same fields to be stacked into a batch: {expected} and {found}"
+                "the sources of a blend must have the same fields to be stacked into a batch: "
+                f"{first!r} has {expected} and {name!r} {found}"
             )
     if not allow_different_tokenizers:
         check_one_tokenizer(leaves)
+
+
+def _check_kinds(*leaves: tuple[str, Dataset]) -> None:
+    """Refuse a source of tokens beside one of media, where to compare fields would tell nothing."""
+    of_tokens = [name for name, dataset in leaves if dataset.has_tokens]
+    if len(of_tokens) == 1:
+        (media,) = (name for name, dataset in leaves if not dataset.has_tokens)
+        raise ConfigError(
+            f"source {of_tokens[0]!r} gives windows, packs or records of tokens, and {media!r} samples of media: they "
+            "make no batch together. Beside media put text as text, in tars or a .jsonl, and cook it into the sample "
+            "type of the others (docs/multimodal.md, texts beside images); documents of a store of tokens cannot be "
+            "cooked. Or feed two runs"
+        )
 
 
 def _named(children: Mapping[str, Dataset | Mix]) -> Iterator[tuple[str, Dataset]]:

@@ -23,9 +23,7 @@ from headrace.plan import (
 
 def outline(plan: Plan, datasets: Sequence[Dataset], schedule: BatchSchedule, length: int | None) -> str:
     """The tree of sources with their shares, then order, length and batches."""
-    by_path = {leaf.path: dataset for leaf, dataset in zip(plan.leaves, datasets, strict=True)}
-    lines = list(_tree(plan.root, by_path, "", ""))
-    lines.append(f"order: {_order(plan.order)}")
+    lines = sources_outline(plan, datasets)
     if plan.order.kind == "shards":
         lines.append(_mixing(plan, schedule))
     pieces = [f"{size:,} samples from step {step:,}" for step, size in schedule.pieces]
@@ -36,6 +34,12 @@ def outline(plan: Plan, datasets: Sequence[Dataset], schedule: BatchSchedule, le
         lines.append(f"length: {length:,} samples, {schedule.step_of(length - 1) + 1:,} steps")
     lines.extend(_deviation(plan.root, datasets))
     return "\n".join(lines)
+
+
+def sources_outline(plan: Plan, datasets: Sequence[Dataset]) -> list[str]:
+    """Lines: the tree of sources with their shares, then the order."""
+    by_path = {leaf.path: dataset for leaf, dataset in zip(plan.leaves, datasets, strict=True)}
+    return [*_tree(plan.root, by_path, "", ""), f"order: {_order(plan.order)}"]
 
 
 def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Iterator[str]:

@@ -93,13 +93,13 @@ def plan_name(store: Store, packing: Packing) -> str:
     return kept_name("packs", PLAN_VERSION, store.fingerprint, store.num_documents, msgspec.to_builtins(packing))
 
 
-def cache_folder() -> Path | None:
-    """``$HEADRACE_CACHE``, or ``headrace`` in the user's cache folder; None for a user without a home."""
+def cache_folder(kind: str = "packs") -> Path | None:
+    """A folder in ``$HEADRACE_CACHE``, or in ``headrace`` in the user's cache folder; None: the user has no home."""
     if named := os.environ.get("HEADRACE_CACHE"):
-        return Path(named) / "packs"
+        return Path(named) / kind
     if named := os.environ.get("XDG_CACHE_HOME"):
-        return Path(named) / "headrace" / "packs"
+        return Path(named) / "headrace" / kind
     try:
-        return Path.home() / ".cache" / "headrace" / "packs"
+        return Path.home() / ".cache" / "headrace" / kind
     except RuntimeError:
         return None

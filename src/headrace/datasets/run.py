@@ -23,6 +23,7 @@ from headrace.datasets.supervision import any_unsupervised, check_supervised
 from headrace.datasets.trace_answers import Times, Traced
 from headrace.datasets.trace_history import SHOWN, History
 from headrace.datasets.trace_run import history_of
+from headrace.encoders import at_positions
 from headrace.errors import ConfigError
 from headrace.plan import (
     ORDER_FORMAT,
@@ -220,7 +221,7 @@ class Run:
         Records are always fresh, as wide as the longest of them, and what is no array is among them, such as counts.
         """
         if self.is_ragged:
-            return self._collated(located)
+            return self.datasets[0].collate(self.samples(located))
         if out is None:
             out = empty(self.fields, len(located.positions))
         if len(self.datasets) == 1:
@@ -230,18 +231,25 @@ class Run:
             self.datasets[source].read_into(located.addresses[rows], out, rows)
         return out
 
-    def _collated(self, located: Located) -> Sample:
-        samples: list[dict[str, Any]] = [{}] * len(located.positions)
+    def samples(self, located: Located) -> list[Any]:
+        """Planned records or media samples, each for itself, read together; ``collate`` makes batches of some."""
+        samples: list[Any] = [None] * len(located.positions)
         for source, rows in _by_source(located.sources):
-            found = self.datasets[source].samples(located.addresses[rows])
+            with at_positions(located.positions[rows]):
+                found = self.datasets[source].samples(located.addresses[rows])
             for row, sample in zip(np.arange(len(samples))[rows].tolist(), found, strict=True):
                 samples[row] = sample
-        return self.datasets[0].collate(samples)
+        return samples
 
     @property
     def is_packed(self) -> bool:
         """Whether samples are packs of documents, made of segments."""
         return all(dataset.is_packed for dataset in self.datasets)
+
+    @property
+    def is_group_batches(self) -> bool:
+        """Whether a sample of the run is a whole batch, so that micro-batches have one each."""
+        return any(dataset.is_group_batches for dataset in self.datasets)
 
     @property
     def is_counted(self) -> bool:

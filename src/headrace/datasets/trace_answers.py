@@ -23,8 +23,8 @@ class Face(Protocol):
     def holders(self, document: int) -> IntArray:
         """(n,) int64, rising: the samples that have tokens of a document in some epoch."""
 
-    def find_key(self, key: str) -> int:
-        """The sample of a key."""
+    def find_keys(self, key: str) -> list[int]:
+        """The samples of a key."""
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):

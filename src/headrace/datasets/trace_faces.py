@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.datasets.encoded.measured_units import MeasuredFace
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.run_file import RunFile, SavedSource
@@ -70,10 +71,10 @@ class Sources:
         if source.store is None:
             raise StoreError("it is not of one store; its samples are told by number alone")
         recipe = source.recipe
-        while recipe.get("kind") == "mapped":
+        while recipe.get("kind") in ("mapped", "encoded"):
             recipe = recipe["dataset"]
         kind = recipe["kind"]
-        if kind not in (*_MEDIA, *_RECORDS, "windows", "packed_sequences"):
+        if kind not in (*_MEDIA, *_RECORDS, "measured", "windows", "packed_sequences"):
             raise StoreError(f"of {kind} the samples are told by number alone")
         path = Path(self._file.folder, source.store.path)
         name = str(path if path.exists() or path.parent.is_dir() else source.store.path)
@@ -81,11 +82,11 @@ class Sources:
         if source.store.format == EnergonStore.format:
             store = EnergonStore(name, split_part=source.store.split_part)
         else:
-            store = open_store(name) if kind in _MEDIA else open_tokens(name)
+            store = open_store(name) if kind in (*_MEDIA, "measured") else open_tokens(name)
         if store.fingerprint != source.store.fingerprint:
             raise StoreError(f"{name}: holds something else than the run was fed from")
         if isinstance(store, SampleStore):
-            return MediaDataset(store)
+            return MeasuredFace(store, recipe) if kind == "measured" else MediaDataset(store)
         return _of_tokens(store, kind, recipe)
 
 
@@ -107,7 +108,7 @@ class _Records:
         """The record itself."""
         return record_sample(self._store, document)
 
-    def find_key(self, key: str) -> int:
+    def find_keys(self, key: str) -> list[int]:
         """Raises ConfigError: records have no keys."""
         raise ConfigError(f"{self._store.path}: records have no keys; ask by number, found {key!r}")
 

@@ -215,7 +215,7 @@ class History:
                 f"{'a key' if key is not None else 'a document'}, and cannot be opened: ask by the number of a sample"
             )
         if key is not None:
-            return [face.find_key(key)]
+            return face.find_keys(key)
         assert document is not None
         source = self.chapters[number].trace.plan.leaves[leaf]
         found = face.holders(document)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from headrace.encoders.augment import AugmentTaskEncoder
 from headrace.encoders.default import DefaultTaskEncoder
+from headrace.encoders.fault_places import at_positions, at_row, carried, carrying, collecting, placed, position_here
 from headrace.encoders.hooks import Hook, bound_cookers, hook_of
 from headrace.encoders.mapping import batch_list, batch_stack
 from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Place, Selection
@@ -79,11 +80,16 @@ __all__ = [
     "TextSample",
     "VQASample",
     "VidQASample",
+    "at_positions",
+    "at_row",
     "basic_sample_keys",
     "batch_list",
     "batch_pad_stack",
     "batch_stack",
     "bound_cookers",
+    "carried",
+    "carrying",
+    "collecting",
     "cooker",
     "edataclass",
     "generic_batch",
@@ -91,5 +97,7 @@ __all__ = [
     "get_stateless",
     "hook_of",
     "is_of_sample",
+    "placed",
+    "position_here",
     "stateless",
 ]

@@ -42,6 +42,10 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         """The other's."""
         return self._task_encoder.postencode_sample(sample)
 
+    def sample_length(self, sample: Any) -> int:
+        """The other's."""
+        return self._task_encoder.sample_length(sample)
+
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
         """The other's."""
         return self._task_encoder.select_samples_to_pack(samples)

@@ -21,6 +21,7 @@ MANY: Final = ("encode_sample", "preencode_sample", "pack_selected_samples", "en
 ONE: Final = (
     "cook_crude_sample",
     "postencode_sample",
+    "sample_length",
     "select_samples_to_pack",
     "batch_group_criterion",
     "batch",
@@ -79,7 +80,7 @@ def hooks_of(encoder: TaskEncoder[Any, Any, Any, Any]) -> dict[str, Hook]:
 
     Raises:
         ConfigError: not a task encoder; a generator where one result is due; ``encode_sample`` beside
-            ``preencode_sample``; one half of packing without the other.
+            ``preencode_sample``; one half of packing without the other, or without lengths to select by.
     """
     if not isinstance(encoder, TaskEncoder):
         raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
@@ -97,9 +98,10 @@ def hooks_of(encoder: TaskEncoder[Any, Any, Any, Any]) -> dict[str, Hook]:
             " packing in preencode_sample and after it in postencode_sample"
         )
     halves = [name for name in ("select_samples_to_pack", "pack_selected_samples") if hooks[name].is_overridden]
-    if len(halves) == 1:
+    if len(halves) == 1 and not (halves == ["pack_selected_samples"] and hooks["sample_length"].is_overridden):
         raise ConfigError(
-            f"{kind} overrides {halves[0]} alone; packing takes both select_samples_to_pack and pack_selected_samples"
+            f"{kind} overrides {halves[0]} alone; packing takes pack_selected_samples and select_samples_to_pack, or"
+            " sample_length, by which best fit selects"
         )
     return hooks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Sequence
+from operator import index
 from typing import Any, Final, NamedTuple
 
 from headrace.encoders.context import CALL, Call
@@ -25,6 +26,7 @@ STAGES: Final = {
             "batch_group_criterion",
             "batch",
             "encode_batch",
+            "sample_length",
         )
     )
 }
@@ -113,8 +115,8 @@ class EncoderPipeline:
     def not_fixed(self) -> list[str]:
         """Why a sample may give another number of outputs than one; empty where it always gives exactly one."""
         reasons = [f"{self._encode.name} is a generator"] if self._encode.is_generator else []
-        if self.packing or self.hooks["select_samples_to_pack"].is_overridden:
-            reasons.append("select_samples_to_pack packs samples")
+        packing = ("select_samples_to_pack", "pack_selected_samples")
+        reasons += [f"{name} packs samples" for name in packing if self.hooks[name].is_overridden][:1]
         if self.groups:
             reasons.append("batch_group_criterion groups samples")
         if self.hooks["encode_batch"].is_generator:
@@ -123,8 +125,12 @@ class EncoderPipeline:
 
     @property
     def used(self) -> tuple[Hook, ...]:
-        """The hooks that are called, but for those of the base class, and for cookers."""
-        return tuple(hook for hook in self.hooks.values() if hook.is_overridden)
+        """The hooks that are called, but for those of the base class, and for cookers.
+
+        Lengths decide packs alone: of others they are looked at by who asks.
+        """
+        found = (hook for hook in self.hooks.values() if hook.is_overridden)
+        return tuple(hook for hook in found if self.packing or hook.name != "sample_length")
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -237,6 +243,18 @@ class EncoderPipeline:
             HookFailure: the hook failed; it gave no pair, a key that cannot be hashed, a size beside ``batch_size``, or
                 none where there is no ``batch_size`` either.
         """
+        key, size = self.criterion(one)
+        try:
+            return key, self._checked_size(key, size)
+        except ConfigError as error:
+            raise HookFailure(self.hooks["batch_group_criterion"], error) from error
+
+    def criterion(self, one: Output) -> tuple[Hashable, int | None]:
+        """The same as the hook says it, without a size where that is given elsewhere.
+
+        Raises:
+            HookFailure: the hook failed; it gave no pair, a key that cannot be hashed, or a size below 1.
+        """
         hook = self.hooks["batch_group_criterion"]
         found = self._call(hook, "batch_group_criterion", one.place, hook.call, one.sample)
         try:
@@ -244,20 +262,41 @@ class EncoderPipeline:
         except ConfigError as error:
             raise HookFailure(hook, error) from error
 
-    def _checked_group(self, found: Any) -> tuple[Hashable, int]:
+    def length(self, one: Output) -> int:
+        """How long a sample is.
+
+        Raises:
+            HookFailure: the hook failed, or gave something else than a number of at least 0.
+        """
+        hook = self.hooks["sample_length"]
+        found = self._call(hook, "sample_length", one.place, hook.call, one.sample)
+        try:
+            length = index(found)
+        except TypeError:
+            length = -1
+        if length < 0:
+            error = ConfigError(f"{self._kind}.sample_length gave {found!r:.80}; it gives a number of at least 0")
+            raise HookFailure(hook, error)
+        return length
+
+    def _checked_group(self, found: Any) -> tuple[Hashable, int | None]:
         where = f"{self._kind}.batch_group_criterion"
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Hashable):
             raise ConfigError(f"{where} gave {found!r:.80}; it gives (key, batch size or None), the key hashable")
         key, size = found
-        if (size is None) == (self.batch_size is None):
-            raise ConfigError(
-                f"{where} gave the size {size} for {key!r:.80}, and batch_size is {self.batch_size}; exactly one of the"
-                " two says how many samples make a batch"
-            )
-        size = self.batch_size if size is None else size
-        if not isinstance(size, int) or size < 1:
+        if size is not None and (not isinstance(size, int) or size < 1):
             raise ConfigError(f"{where} gave the size {size!r} for {key!r:.80}; it is a number of at least 1")
         return key, size
+
+    def _checked_size(self, key: Hashable, size: int | None) -> int:
+        if size is not None and self.batch_size is None:
+            return size
+        if size is None and self.batch_size is not None:
+            return self.batch_size
+        raise ConfigError(
+            f"{self._kind}.batch_group_criterion gave the size {size} for {key!r:.80}, and batch_size is"
+            f" {self.batch_size}; exactly one of the two says how many samples make a batch"
+        )
 
     def batch(self, samples: Sequence[Any], place: Place) -> list[Any]:
         """Samples as batches, mostly one.

@@ -39,17 +39,22 @@ class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         on_error: ``"raise"`` ends the run at the first; ``"substitute"`` takes another sample of the same source.
         tolerance: how many samples in a row may fail at one position before it is an error after all. Counted position
             by position and hook, so that it does not depend on workers; ``failure_tolerance`` of a hook goes before it.
+        attempts: how often in all a sample is made where a hook meets a time-out, a lost connection or the like,
+            waiting in between; then that is raised. Not where a hook is not ``@stateless``.
     """
 
     on_error: Literal["raise", "substitute"] = "raise"
     tolerance: int = 100
+    attempts: int = 5
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for another policy, or a tolerance below 1."""
+        """Raise ConfigError for another policy, or a tolerance or number of attempts below 1."""
         if self.on_error not in ("raise", "substitute"):
             raise ConfigError(f"on_error is {self.on_error!r}; it is 'raise' or 'substitute'")
         if self.tolerance < 1:
             raise ConfigError(f"tolerance is {self.tolerance}; it is at least 1; on_error='raise' tolerates nothing")
+        if self.attempts < 1:
+            raise ConfigError(f"attempts is {self.attempts}; it is at least 1, which tries nothing again")
 
     def bound(self, hook_tolerance: int | None) -> int:
         """How many in a row may fail in a hook that says so much of itself, or nothing (None); 0 is 10,000."""
@@ -77,26 +82,30 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         index: the number of the sample in it.
         shard: the file that holds it, None where that is not known.
         key: its key, None where that is not known.
-        position: the place in the order that it was made for, as the source counts.
+        address: the place that it was made for, as the source counts, in one epoch.
         attempt: 0 for the sample of that place, 1 for its first substitute.
         hook: in which it failed.
         kind: class of the error.
         reason: what it says.
+        position: of the run, None where it was made outside of one.
+        step: the global step in which it was delivered, None before that.
     """
 
     source: str
     index: int
     shard: str | None
     key: str | None
-    position: int
+    address: int
     attempt: int
     hook: str
     kind: str
     reason: str
+    position: int | None = None
+    step: int | None = None
 
 
 class FaultLog:
-    """The faults that one process met: all counted, the first 1,000 kept."""
+    """Faults, of one process, batch or run: all counted, the first 1,000 kept."""
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
@@ -117,6 +126,13 @@ class FaultLog:
         """Take over those of another log."""
         self.counts += other.counts
         self.faults = [*self.faults, *other.faults][:KEPT]
+
+    def at_step(self, step: int) -> FaultLog:
+        """The same faults, of a step."""
+        found = FaultLog()
+        found.counts = self.counts.copy()
+        found.faults = [msgspec.structs.replace(fault, step=step) for fault in self.faults]
+        return found
 
     def summary(self) -> dict[str, Any]:
         """JSON-safe: the total, and (source, hook, kind, count), most frequent first."""

@@ -63,6 +63,11 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         return sample
 
     @stateless(restore_seeds=())
+    def sample_length(self, sample: Any) -> int:
+        """How long an encoded sample is, in tokens or what else fills a pack: for `headrace measure` and `BestFit`."""
+        raise ConfigError(f"{type(self).__name__}: sample_length must be overridden to know how long samples are")
+
+    @stateless(restore_seeds=())
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
         """Which of some samples go into packs together; each at most once. What is left waits for more."""
         raise ConfigError(f"{type(self).__name__}: select_samples_to_pack must be overridden to pack")

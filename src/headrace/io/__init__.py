@@ -3,6 +3,7 @@
     names      natural_key, expand_braces        the same order of files on every machine
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
+    retrying   RetryPolicy, may_pass             what the system refuses for a moment is tried again
     folders    claim_folder                      one process at a time works in a folder
     checking   FileHasher, file_sum, FileSum     xxh3_128 of a file, xxh3_64 of each of its 16 MiB blocks
 
@@ -16,7 +17,8 @@ from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_sum, has
 from headrace.io.folder_lock import claim_folder
 from headrace.io.paths import expand_braces, natural_key, safe_relative
 from headrace.io.pool import OPEN_FILES, FilePool
-from headrace.io.readers import MmapReader, PreadReader, Reader, reader
+from headrace.io.readers import MmapReader, PreadReader, Reader, ReadFailure, reader
+from headrace.io.retrying import RetryPolicy, may_pass
 
 __all__ = [
     "BLOCK_BYTES",
@@ -27,7 +29,9 @@ __all__ = [
     "FileSum",
     "MmapReader",
     "PreadReader",
+    "ReadFailure",
     "Reader",
+    "RetryPolicy",
     "atomic_write",
     "claim_folder",
     "commit",
@@ -35,6 +39,7 @@ __all__ = [
     "file_sum",
     "hash_bytes",
     "hash_file",
+    "may_pass",
     "natural_key",
     "output_errors",
     "partial_path",

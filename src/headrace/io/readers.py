@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import mmap
 import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
+from functools import partial
+from time import sleep
 from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
@@ -16,6 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io.pool import OPEN_FILES, FilePool
+from headrace.io.retrying import RetryPolicy, may_pass
 
 IntArray = NDArray[np.int64]
 ByteArray = NDArray[np.uint8]
@@ -25,6 +29,16 @@ MAX_KEPT: Final = 64
 """Derived objects kept with one open file; past it they are made anew."""
 
 _NUMBERS = itertools.count()
+_log = logging.getLogger("headrace")
+
+
+class ReadFailure(Exception):  # noqa: N818 -- it never leaves the readers
+    """The system refused to read a file from a byte on."""
+
+    def __init__(self, at: int, error: OSError) -> None:
+        super().__init__(at, error)
+        self.at = at
+        self.error = error
 
 
 class OpenFile:
@@ -54,12 +68,23 @@ class Reader(ABC):
     All readers of a process share one bounded pool of open files, so any number of sources may be in use. A file
     that was let go and is opened again must have the size and the time of modification that this reader saw first:
     data that changes under a run is an error, never a silent mixture.
+
+    What the system refuses for a moment is tried again, the file opened anew, since another rank reads the same bytes
+    and may have met nothing. Each time is logged, and counted in ``num_retries``. A page of a mapping that cannot be
+    read is beyond this: it ends the process. On network file systems ``"pread"`` is the reader to take.
+
+    Args:
+        pool: of open files.
+        retries: how often; None for the default of `RetryPolicy`.
     """
 
     name: ClassVar[str]
 
-    def __init__(self, *, pool: FilePool = OPEN_FILES) -> None:
+    def __init__(self, *, pool: FilePool = OPEN_FILES, retries: RetryPolicy | None = None) -> None:
         self._pool = pool
+        self.retries = RetryPolicy() if retries is None else retries
+        self.num_retries = 0
+        self._waits = itertools.count(1)
         self._number = next(_NUMBERS)
         self._seen: dict[str, tuple[int, int]] = {}
         weakref.finalize(self, _let_go, pool, self._number, self._seen).atexit = False
@@ -82,7 +107,8 @@ class Reader(ABC):
             out: (sum of lengths,) uint8, contiguous, to be filled; a new array by default.
 
         Raises:
-            StoreError: a missing file, a range that is not inside the file, or a short read.
+            StoreError: a missing file, a range that is not inside the file, or a short read; or it cannot be read,
+                however often it was tried.
         """
         file = self._open(path)
         if len(offsets):
@@ -100,7 +126,10 @@ class Reader(ABC):
             out = np.empty(total, np.uint8)
         elif out.shape != (total,) or out.dtype != np.uint8 or not out.flags.c_contiguous:
             raise ValueError(f"out must be contiguous uint8 of shape ({total},), not {out.dtype} of shape {out.shape}")
-        self._fill(file, path, offsets, lengths, out)
+        try:
+            self._fill(file, path, offsets, lengths, out)
+        except ReadFailure as failure:
+            self._fill_again(failure, path, offsets, lengths, out)
         return out
 
     @abstractmethod
@@ -141,8 +170,9 @@ class Reader(ABC):
         """Let go of this reader's files. Views stay valid, and a later read opens the file again."""
         _let_go(self._pool, self._number, self._seen)
 
-    def __reduce__(self) -> tuple[type[Reader], tuple[()]]:
-        return type(self), ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        is_usual = self.retries == RetryPolicy()
+        return type(self) if is_usual else partial(type(self), retries=self.retries), ()
 
     def __repr__(self) -> str:
         return f"<{self.name} reader>"
@@ -153,24 +183,57 @@ class Reader(ABC):
         if file is not None:
             return file
         self._pool.make_room()
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        delays = self.retries.delays()
+        while True:
             try:
-                status = os.fstat(fd)
-                stamp = (status.st_size, status.st_mtime_ns)
-                if self._seen.setdefault(path, stamp) != stamp:
-                    raise StoreError(
-                        f"{path}: changed while it was in use: {self._seen[path][0]} bytes at first, now"
-                        f" {status.st_size} bytes, modified since; open the store again"
-                    )
-                file = self._take(fd, status.st_size)
-            except BaseException:
-                os.close(fd)
-                raise
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or a file that shrinks under mmap
-            raise StoreError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+                file = self._opened(path)
+                break
+            except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or a file that shrinks under mmap
+                delay = next(delays, None) if may_pass(error) else None
+                if delay is None:
+                    raise StoreError(f"{path}: cannot be opened: {_words(error, self.retries)}") from error
+                self._wait(f"{path}: cannot be opened", error, delay)
         self._pool.put(key, file)
         return file
+
+    def _opened(self, path: str) -> OpenFile:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            stamp = (status.st_size, status.st_mtime_ns)
+            if self._seen.setdefault(path, stamp) != stamp:
+                raise StoreError(
+                    f"{path}: changed while it was in use: {self._seen[path][0]} bytes at first, now"
+                    f" {status.st_size} bytes, modified since; open the store again"
+                )
+            return self._take(fd, status.st_size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _fill_again(
+        self, failure: ReadFailure, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray
+    ) -> None:
+        """After a failure: all of it once more, until it succeeds or is no longer tried."""
+        for delay in self.retries.delays():
+            if not may_pass(failure.error):
+                break
+            self._wait(f"{path}: byte {failure.at}: cannot be read", failure.error, delay)
+            # A file handle that went stale stays so.
+            self.release(path)
+            try:
+                self._fill(self._open(path), path, offsets, lengths, out)
+            except ReadFailure as again:
+                failure = again
+            else:
+                return
+        words = _words(failure.error, self.retries)
+        raise StoreError(f"{path}: byte {failure.at}: cannot be read: {words}") from failure.error
+
+    def _wait(self, what: str, error: Exception, delay: float) -> None:
+        self.num_retries = next(self._waits)
+        _log.warning("%s: %s; trying again in %.3g s", what, getattr(error, "strerror", None) or error, delay)
+        sleep(delay)
 
     @abstractmethod
     def _take(self, fd: int, size: int) -> OpenFile:
@@ -178,7 +241,12 @@ class Reader(ABC):
 
     @abstractmethod
     def _fill(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
-        """Read ranges, which are known to lie inside ``file.size``, into ``out``."""
+        """Read ranges, which are known to lie inside ``file.size``, into ``out``.
+
+        Raises:
+            ReadFailure: the system refuses; what may pass is tried again.
+            StoreError: the file is not what it was.
+        """
 
 
 class MmapReader(Reader):
@@ -196,7 +264,7 @@ class MmapReader(Reader):
 
     def for_pass(self) -> Reader:
         """With ``preadv``: a page that is looked at once is dearer to map than to copy, and would count as memory."""
-        passing = PreadReader(pool=self._pool)
+        passing = PreadReader(pool=self._pool, retries=self.retries)
         passing._seen |= self._seen
         return passing
 
@@ -243,7 +311,7 @@ class PreadReader(Reader):
                 try:
                     count = os.preadv(file.fd, [buffer[at + done : at + length]], offset + done)
                 except OSError as error:
-                    raise StoreError(f"{path}: byte {offset + done}: cannot be read: {error.strerror}") from error
+                    raise ReadFailure(offset + done, error) from error
                 if count == 0:
                     raise StoreError(
                         f"{path}: byte {offset}: wanted {length} bytes, found {done}; the file was cut short since it"
@@ -275,6 +343,11 @@ def _joined(offsets: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
         return offsets, lengths
     firsts = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1] + lengths[:-1])))
     return offsets[firsts], np.add.reduceat(lengths, firsts)
+
+
+def _words(error: Exception, retries: RetryPolicy) -> str:
+    tried = f" ({retries.attempts} attempts)" if may_pass(error) else ""
+    return f"{getattr(error, 'strerror', None) or error}{tried}"
 
 
 def _let_go(pool: FilePool, number: int, seen: dict[str, tuple[int, int]]) -> None:

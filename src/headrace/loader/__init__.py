@@ -7,7 +7,7 @@
 Of packed samples also what attention takes beside them: masks, FlexAttention's blocks, varlen arguments, the parts of
 context-parallel ranks, and the padding-free layouts of Hugging Face. Of records the batches for a torch ``DataLoader``.
 
-May import: datasets, plan, io, errors; and torch.
+May import: datasets, encoders (faults), plan, io, errors; and torch.
 """
 
 try:
@@ -24,16 +24,23 @@ from headrace.loader.attention import (
     mask_mod,
     varlen_arguments,
 )
+from headrace.loader.balancing import StepBalance
 from headrace.loader.collating import collate_fn
+from headrace.loader.costs import Balance
+from headrace.loader.faults import Ledger, read_fault_report
 from headrace.loader.flattening import flatten, flatten_packed
+from headrace.loader.framed import merge_state_dicts
 from headrace.loader.loader import Loader, load_recipe
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
 
 __all__ = [
+    "Balance",
+    "Ledger",
     "Loader",
     "Ranks",
     "Reading",
+    "StepBalance",
     "block_causal_mask",
     "collate_fn",
     "context_parallel",
@@ -42,5 +49,7 @@ __all__ = [
     "flex_block_mask",
     "load_recipe",
     "mask_mod",
+    "merge_state_dicts",
+    "read_fault_report",
     "varlen_arguments",
 ]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.datasets import Run
-from headrace.datasets.homogeneous import check_micro_batches
+from headrace.datasets import FramedRun, Run
+from headrace.encoders import Fault, FaultLog, carried
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write
-from headrace.loader.packed import add_segments, verify
-from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Reader, Reading
-from headrace.loader.spans import Batch, divide, spans
-from headrace.loader.totals import StepTotals, add_totals
+from headrace.loader.balancing import StepBalance
+from headrace.loader.costs import Balance
+from headrace.loader.faults import Counting, Ledger, report_path
+from headrace.loader.feeds import Feed, SpanFeed, check_uneven, num_micro_batches
+from headrace.loader.framed import FramedFeed, gathered_state
+from headrace.loader.ranks import Ranks
+from headrace.loader.reading import Reading
+from headrace.loader.spans import Batch
 from headrace.plan import Cursor, Recipe, Share
 
 
@@ -35,6 +38,9 @@ class Loader:
     from one to the next. Where a mask says which tokens are trained on, a step without one is an error before the run,
     see `Run.check_supervised`.
 
+    Of a `FramedRun` batches have the columns that its hooks give, and ``unit_numbers``, (n,) int64: the number of each
+    unit in the run; where lanes have ended they are smaller, or empty. A position counts units.
+
     Every rank has the same number of micro-batches in a step. Where ranks and micro-batches do not divide a step, the
     last one is smaller, possibly empty on some ranks; ``uneven="refuse"`` makes that an error instead.
 
@@ -49,60 +55,56 @@ class Loader:
         reading: threads or workers, and how far ahead.
         uneven: what to do with steps that ranks and micro-batches do not divide.
         restart: whether each iteration begins at position 0.
+        balance: deal the samples of each step so that micro-batches cost alike. Steps have the samples that they have
+            without; who takes which, and their order within the step, differs. ``dealt`` in a state is of this.
         debug: check every packed micro-batch before it is handed out, each field against every other one; a
             contradiction is a HeadraceError. Takes about as long as reading it twice.
         position: where to begin, as by ``start_at``.
+        fault_report: a file to which each sample that could not be made is added as a line of JSON, when its batch is
+            handed over, see `read_fault_report`; ``{rank}`` in its name stands for the rank.
     """
 
     def __init__(
         self,
-        run: Run,
+        run: Run | FramedRun,
         *,
         micro_batch_size: int,
         ranks: Ranks | None = None,
         reading: Reading | None = None,
         uneven: Literal["deal", "refuse"] = "deal",
         restart: bool = False,
+        balance: Balance | None = None,
         debug: bool = False,
         position: int = 0,
+        fault_report: str | os.PathLike[str] | None = None,
     ) -> None:
         micro_batch_size = index(micro_batch_size)
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
-        if uneven not in ("deal", "refuse"):
-            raise ConfigError(f"uneven is {uneven!r}; allowed are 'deal', 'refuse'")
         self.run = run
         self.ranks = ranks or Ranks.detect()
-        self.reading = reading or Reading()
-        self._reader = Reader(run, self.reading)
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
-        if uneven == "refuse":
-            self._refuse_uneven()
+        self._feed = self._feed_of(run, reading, balance, debug=debug)
+        check_uneven(uneven, run.schedule, self.run.length, self._share)
+        self._counting = Counting(report_path(fault_report, self.ranks.rank, self.ranks.world_size))
         self._restart = restart
-        self._debug = debug
         self._loaded = False
         self._position = 0
         self._iteration = 0
         self.start_at(position)
         self._loaded = position > 0
 
-    def _refuse_uneven(self) -> None:
-        sizes = {size for _, size in self.run.schedule.pieces}
-        if self.run.num_steps is not None:
-            sizes.add(len(self.run.positions(self.run.num_steps - 1)))
-        together = self._share.world_size * self._share.micro_batch_size
-        if uneven := sorted(size for size in sizes if not self._share.divides(size)):
-            raise ConfigError(
-                f"steps of {uneven} samples are not divided by {self._share.world_size} ranks times micro-batches of "
-                f"{self._share.micro_batch_size} = {together}: change one of them, drop a short last step with "
-                "drop_last=True, or allow uneven micro-batches with uneven='deal'"
-            )
-
-    def _check_blocks(self, position: int) -> None:
-        """Raise ConfigError where a micro-batch from a position on would be of two sources, and must not be."""
-        run = self.run
-        if run.block_samples is not None:
-            check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position)
+    def _feed_of(self, run: Run | FramedRun, reading: Reading | None, balance: Balance | None, *, debug: bool) -> Feed:
+        if isinstance(run, Run):
+            self.reading = reading or Reading()
+            return SpanFeed(run, self.ranks, self._share, self.reading, balance=balance, debug=debug)
+        if not isinstance(run, FramedRun):
+            raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
+        if balance is not None:
+            raise ConfigError("balance deals samples by what is known of them before; of a FramedRun nothing is")
+        # Hooks that draw random numbers cannot run in threads, so none are taken unless they are asked for.
+        self.reading = reading or Reading(num_threads=0)
+        return FramedFeed(run, self.ranks, self._share, self.reading)
 
     @property
     def position(self) -> int:
@@ -117,41 +119,76 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """The batches from the current position on. The loader follows the newest iterator; older ones end in error."""
         if self._restart and not self._loaded:
-            self._position = 0
+            self.start_at(0)
         self._loaded = False
         self._iteration += 1
         return self._batches(self._iteration)
 
     def _batches(self, iteration: int) -> Iterator[Batch]:
-        if self.ranks.agree:
-            agree(self.run, self._position, self._share)
-        work = spans(self.run, self._share, self._position)
-        totals = StepTotals(self.run) if self.run.is_counted else None
-        if totals is not None:
-            self.run.check_supervised(self._position)
-        for span, rows in self._reader.filled(work):
-            batches = divide(rows, span, self.run.constants)
-            if totals is not None:
-                add_totals(batches, span, totals)
-                if self.run.is_packed:
-                    add_segments(batches)
-            for batch, after in zip(batches, span.afters, strict=True):
-                if iteration != self._iteration:
-                    raise StateError("this iterator is outdated: the loader was iterated anew or loaded another state")
-                if self._debug and self.run.is_packed:
-                    verify(batch)
-                self._position = after
-                yield batch
+        self._check_newest(iteration)
+        try:
+            for given in self._feed.batches(self._position):
+                self._check_newest(iteration)
+                self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
+                self._position = given.after
+                yield given.batch
+        except Exception as error:
+            if faults := carried(error):
+                self._tell(error, faults)
+            raise
+
+    def _tell(self, error: Exception, faults: Sequence[Fault]) -> None:
+        """Count a sample that ends the run, and say where in it the sample is."""
+        position = faults[-1].position
+        # A position of a framed run is of a sample, and its unit is not known.
+        step = None if position is None or isinstance(self.run, FramedRun) else self.run.schedule.step_of(position)
+        if position is not None:
+            error.add_note(f"at position {position:,} of the run" + ("" if step is None else f", step {step:,}"))
+        self._counting.failed(faults, step)
+
+    @property
+    def faults(self) -> FaultLog:
+        """The samples of the batches handed over so far that could not be made, and one that ended the run."""
+        return self._counting.faults
+
+    def ledger(self) -> Ledger:
+        """How many samples this loader has handed over, and for how many of them others stand in, by reason."""
+        return self._counting.ledger()
+
+    def _check_newest(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise StateError("this iterator is outdated: the loader was iterated anew or loaded another state")
 
     def state_dict(self) -> dict[str, Any]:
         """Under 1 KB, JSON-safe, the same on every rank: one process saves it for all.
+
+        Of a `FramedRun` it has, besides, the lanes that this rank serves, some dozens of bytes each: save that of each
+        rank, or `gather_state_dict`.
 
         Taken between two batches, it resumes with the second, whatever was read ahead.
         """
         return self._cursor().to_dict()
 
     def _cursor(self) -> Cursor:
-        return Cursor(recipe=self.run.recipe.hashes(), step=self.step, position=self._position)
+        position = self._position
+        return Cursor(recipe=self.run.recipe.hashes(), step=self.step, position=position, **self._feed.state(position))
+
+    def gather_state_dict(self) -> dict[str, Any]:
+        """The state of all ranks, on every one of them: of a `FramedRun`, `state_dict` has the lanes of this rank only.
+
+        Every process of the job has to call it: two all-gathers, of 8 bytes and of the states, which are 4/3 of some
+        dozens of bytes a lane. Of a `Run` it is `state_dict`.
+
+        Raises:
+            StateError: there are other ranks and no process group, see `headrace.loader.merge_state_dicts`; or the
+                ranks are not all after the same micro-step.
+        """
+        state = self.state_dict()
+        return state if isinstance(self.run, Run) else gathered_state(state, self.ranks.world_size)
+
+    def serving(self) -> str:
+        """One line: which share of the data each rank reads, and whether any is read more than once."""
+        return self._feed.describe()
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, recipe: str | os.PathLike[str] | Recipe | None = None
@@ -165,7 +202,7 @@ class Loader:
         saved = recipe if isinstance(recipe, Recipe) or recipe is None else load_recipe(recipe)
         cursor = Cursor.from_dict(state)
         cursor.verify(self.run.recipe, self.run.schedule, self.run.length, saved=saved)
-        self._check_blocks(cursor.position)
+        self._feed.load(cursor)
         self._position = cursor.position
         self._loaded = True
         self._iteration += 1
@@ -174,20 +211,34 @@ class Loader:
         """Go on after the first ``position`` samples, Megatron's ``consumed_samples``, without a saved state.
 
         Raises:
-            ConfigError: the run has no such position; nothing has changed then.
+            ConfigError: the run has no such position, or it is within a step and balanced; nothing has changed then.
         """
         position = index(position)
-        if position < 0 or (self.run.length is not None and position > self.run.length):
-            length = "endless run" if self.run.length is None else f"run of {self.run.length:,} samples"
+        last = self.run.length
+        if position < 0 or (last is not None and position > last):
+            length = "endless run" if last is None else f"run of {last:,} samples"
             raise ConfigError(f"position {position:,} is outside this {length}")
-        self._check_blocks(position)
+        self._feed.start_at(position)
         self._position = position
         self._loaded = True
         self._iteration += 1
 
+    def balance_figures(self, num_steps: int = 1) -> list[StepBalance]:
+        """How some steps from the current one on are dealt, and would be without balance. Reads no samples.
+
+        Raises:
+            ConfigError: the loader has no ``balance``.
+        """
+        if self._feed.dealing is None:
+            raise ConfigError("this loader does not balance: give it balance=headrace.Balance()")
+        last = self.step + index(num_steps)
+        if self.run.num_steps is not None:
+            last = min(last, self.run.num_steps)
+        return [self._feed.dealing.figures(step) for step in range(self.step, last)]
+
     def close(self) -> None:
         """End worker processes that wait for another iteration; it starts new ones. Else they end with the loader."""
-        self._reader.close()
+        self._feed.close()
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
         """Write what decides this run as JSON, once, beside the checkpoints."""
@@ -196,18 +247,8 @@ class Loader:
     def __len__(self) -> int:
         """Micro-batches of this rank in the whole run; TypeError for an endless one. O(pieces of the schedule)."""
         if self.run.length is None:
-            raise TypeError("an endless run has no length")
-        together = self._share.world_size * self._share.micro_batch_size
-        position = count = 0
-        while position < self.run.length:
-            _, _, size, num_equal = self.run.schedule.locate(position)
-            whole = (self.run.length - position) // size
-            num_steps = min(whole, num_equal) if num_equal is not None else whole
-            if num_steps == 0:
-                return count + -(-(self.run.length - position) // together)
-            count += num_steps * -(-size // together)
-            position += num_steps * size
-        return count
+            raise TypeError("a run without an end, or whose number of units shows while it runs, has no length")
+        return num_micro_batches(self.run.schedule, self.run.length, self._share)
 
     def __repr__(self) -> str:
         return f"<Loader: rank {self.ranks.rank} of {self.ranks.world_size}, step {self.step:,}, {self.run!r}>"

@@ -8,39 +8,110 @@ tensors; the shapes, and what is no array, go beside them. Each micro-batch is a
 
 from __future__ import annotations
 
+import contextlib
 from math import prod
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from headrace.datasets import Located, Run
+from headrace.datasets.media.collating import Allocate, Rows, reading_rows
+from headrace.encoders import Fault, collecting
 from headrace.plan import IntArray
 
 _REST = "rest of ragged micro-batches"
 """Not the name of a field: for each micro-batch its shapes, and its values that are no arrays."""
 
+_COST = "cost of ragged micro-batches"
+"""Nor this: the cost of the span."""
+
+_FAULTS = "faults of ragged micro-batches"
+"""Nor this: what failed while the samples of the span were made; where nothing did, it is left out."""
+
 Batch = dict[str, Any]
 
 
-def read_ragged(run: Run, located: Located, sizes: list[int]) -> Batch:
-    """The micro-batches of these sizes, each padded for itself."""
+class Cost(NamedTuple):
+    """What it took to read a span."""
+
+    seconds: float
+    num_bytes: int
+
+
+def read_ragged(run: Run, located: Located, sizes: list[int], allocate: Allocate | None = None) -> Batch:
+    """The micro-batches of these sizes, each padded for itself; what they have cost goes beside them.
+
+    Args:
+        run: reads the samples, all together.
+        located: the samples.
+        sizes: of the micro-batches.
+        allocate: memory for images, where images can be decoded beside each other.
+    """
+    begin = perf_counter()
+    num_rows = len(located.positions)
+    with collecting() as faults:
+        if allocate is None or not num_rows or not _is_plain(run, located):
+            flat = _read(run, located, sizes, None)
+        else:
+            with reading_rows(allocate, num_rows) as rows:
+                flat = _read(run, located, sizes, rows)
+    num_bytes = sum(_num_bytes(value) for name, value in flat.items() if name != _REST)
+    num_bytes += sum(_num_bytes(value) for _, others in flat[_REST] for value in others.values())
+    flat[_COST] = Cost(perf_counter() - begin, num_bytes)
+    if faults:
+        flat[_FAULTS] = faults
+    return flat
+
+
+def _is_plain(run: Run, located: Located) -> bool:
+    """Whether the samples are of one source, and nobody but their batch will have them."""
+    source = int(located.sources[0])
+    return bool(getattr(run.datasets[source], "is_plain", False)) and bool((located.sources == source).all())
+
+
+def _read(run: Run, located: Located, sizes: list[int], rows: Rows | None) -> Batch:
+    samples = run.samples(located)
     ends = np.cumsum(sizes).tolist()
-    batches = [run.read(located.rows(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    batches = [run.datasets[0].collate(samples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
     names = [name for name, value in batches[0].items() if isinstance(value, np.ndarray | torch.Tensor)]
-    flat: Batch = {name: _flat([batch[name].reshape(-1) for batch in batches]) for name in names}
+    flat: Batch = {name: _flat([batch[name] for batch in batches], rows) for name in names}
     shapes = [{name: batch[name].shape for name in names} for batch in batches]
     others = [{name: value for name, value in batch.items() if name not in flat} for batch in batches]
     flat[_REST] = list(zip(shapes, others, strict=True))
     return flat
 
 
-def _flat(pieces: list[Any]) -> torch.Tensor:
+def _flat(pieces: list[Any], rows: Rows | None) -> torch.Tensor:
+    whole = None if rows is None else rows.joined(pieces)
+    pieces = [piece.reshape(-1) for piece in (pieces if whole is None else [whole])]
     if isinstance(pieces[0], torch.Tensor):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     # One micro-batch of images is large, and its memory its own but for constants, which cannot be written to.
     has_own = len(pieces) == 1 and pieces[0].flags.writeable and pieces[0].flags.c_contiguous
     return torch.from_numpy(pieces[0] if has_own else np.concatenate(pieces))
+
+
+def _num_bytes(value: Any) -> int:
+    """Of tensors, and of columns of bytes and strings; what else there may be is small, or not known."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, list) and value and isinstance(value[0], bytes | str):
+        with contextlib.suppress(TypeError):  # others have None
+            return sum(map(len, value))
+    return 0
+
+
+def cost_of(span: Batch) -> Cost | None:
+    """What a span has cost; None where that was known before."""
+    return span.get(_COST)
+
+
+def faults_of(span: Batch) -> list[Fault]:
+    """What failed while a span was read."""
+    found: list[Fault] = span.get(_FAULTS, [])
+    return found
 
 
 def is_ragged(batch: Batch) -> bool:

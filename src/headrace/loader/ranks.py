@@ -8,16 +8,19 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 import torch.distributed as dist
 
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
+from headrace.loader.balancing import Dealing
+from headrace.loader.exchange import all_gathered, is_alone
 from headrace.plan import Share
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+    from headrace.datasets.encoded.framed_run import FramedRun
 
 
 class Ranks(msgspec.Struct, frozen=True):
@@ -96,36 +99,34 @@ def _distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-_AGREED = struct.Struct("<32sQQQQ")
+_AGREED = struct.Struct("<24sQQQ8sQ")
 
 
-def agree(run: Run, position: int, share: Share) -> None:
+def agree(run: Run | FramedRun, position: int, share: Share, dealing: Dealing | None = None) -> None:
     """One all-gather of 64 bytes over all processes, when there are several: the same run, and ranks that fit together.
 
-    32 of them are the hash of the recipe.
+    24 of them are of the hash of the recipe, and 8 are a hash of how the step is balanced.
 
     Raises:
-        StateError: the processes differ in recipe, position, world size or micro-batch, or a data-parallel rank is
-            held by more processes than another.
+        StateError: the processes differ in recipe, position, world size, micro-batch or balance, or a data-parallel
+            rank is held by more processes than another.
     """
-    if not _distributed() or dist.get_world_size() == 1:
+    if is_alone():
         return
-    on_gpu = "nccl" in dist.get_backend()
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    packed = _AGREED.pack(run.recipe.digest(), position, share.world_size, share.micro_batch_size, share.rank)
-    mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
-    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, mine)
-    columns = list(zip(*(_AGREED.unpack(bytes(one.cpu().tolist())) for one in every), strict=True))
-    for what, values in zip(("recipe", "position", "world size", "micro-batch size"), columns, strict=False):
+    recipe = run.recipe.digest()[:24]
+    balance = bytes(8) if dealing is None else dealing.digest(position)
+    packed = _AGREED.pack(recipe, position, share.world_size, share.micro_batch_size, balance, share.rank)
+    columns = list(zip(*map(_AGREED.unpack, all_gathered(packed)), strict=True))
+    # What balance comes to depends on the others, so it is looked at last.
+    for what, values in zip(("recipe", "position", "world size", "micro-batch size", "balance"), columns, strict=False):
         if differing := [process for process, value in enumerate(values) if value != values[0]]:
             raise StateError(
                 f"the processes disagree on the {what} of the run: {differing} differ from process 0. Every process "
                 "must build the same run over the same files, and load the same state."
             )
-    held = Counter(columns[4])
+    held = Counter(columns[5])
     if len(held) != share.world_size or len(set(held.values())) != 1:
         raise StateError(
-            f"the processes hold the data-parallel ranks {sorted(columns[4])} of {share.world_size}: each rank must be "
+            f"the processes hold the data-parallel ranks {sorted(columns[5])} of {share.world_size}: each rank must be "
             "held by equally many, the processes of its model-parallel group. Give each process its own rank."
         )

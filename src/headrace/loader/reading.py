@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from itertools import cycle
-from queue import SimpleQueue
-from threading import Thread
+from functools import partial
+from multiprocessing import get_all_start_methods
 from typing import Literal
 
 import msgspec
 import torch
 
-from headrace.datasets import Run, Sample
+from headrace.datasets import Run
 from headrace.errors import ConfigError
+from headrace.loader.blocks import Blocks
 from headrace.loader.buffers import Buffers
-from headrace.loader.spans import Batch, Span, read
+from headrace.loader.describing import describe_sample, describe_span
+from headrace.loader.messages import read_message
+from headrace.loader.spans import Batch, Memory, Span, read
+from headrace.loader.threads import in_threads
 from headrace.loader.workers import Workers
 
 
@@ -29,14 +31,18 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         num_threads: that read, if there are no workers.
         num_workers: processes of torch's ``DataLoader``.
-        prefetch: spans kept ready, a thread or worker: about 4 MiB each, of media one micro-batch. None: 1 of threads,
-            2 of workers.
+        prefetch: spans kept ready, a thread or worker: about 4 MiB each, and of media no more than are read in 20 ms.
+            None: 1 of threads, 2 of workers.
         pin_memory: None pins when CUDA is there.
         start_method: how workers start; None forks where that is safe, which it is not with CUDA, communication between
             ranks or other threads, and else takes ``"forkserver"`` (``"spawn"`` where there is none): datasets and the
             functions in them then have to pickle, and a script needs ``if __name__ == "__main__"``.
         persistent_workers: whether workers stay for the next iteration of the loader, as long as it lives.
-        timeout_s: how long a batch of a worker may take to come; then it is a WorkerError.
+        timeout_s: how long a batch may take to come; then the worker is lost, and what a thread reads is a WorkerError.
+        on_lost_worker: what becomes of workers that were killed, or are silent: ``"replace"`` has new ones go on at the
+            first batch that was not handed over, with the same bytes; ``"raise"`` makes it a WorkerError.
+        max_replacements: how often in a row, without a batch in between; then it is a WorkerError.
+        watchdog_s: how often a loader that waits prints what each worker is at, with shard and key, on stderr.
     """
 
     num_threads: int = 1
@@ -46,16 +52,29 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     persistent_workers: bool = True
     timeout_s: float = 300.0
+    on_lost_worker: Literal["replace", "raise"] = "replace"
+    max_replacements: int = 3
+    watchdog_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for negative counts, and for a timeout that never comes."""
+        """Raise ConfigError for negative counts, for a timeout that never comes, and for words that are not allowed."""
         if self.num_threads < 0 or self.num_workers < 0 or (self.prefetch is not None and self.prefetch < 1):
             raise ConfigError(
                 f"num_threads and num_workers are at least 0 and prefetch at least 1, found {self.num_threads}, "
                 f"{self.num_workers} and {self.prefetch}"
             )
-        if not 0 < self.timeout_s < float("inf"):
-            raise ConfigError(f"timeout_s is a number of seconds above 0, found {self.timeout_s}")
+        for name in ("timeout_s", "watchdog_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is a number of seconds above 0, found {getattr(self, name)}")
+        if self.start_method not in (None, *get_all_start_methods()):
+            raise ConfigError(
+                f"start_method is {self.start_method!r}; here allowed are None, "
+                f"{', '.join(map(repr, get_all_start_methods()))}"
+            )
+        if self.on_lost_worker not in ("replace", "raise"):
+            raise ConfigError(f"on_lost_worker is {self.on_lost_worker!r}; allowed are 'replace', 'raise'")
+        if self.max_replacements < 0:
+            raise ConfigError(f"max_replacements is at least 0, found {self.max_replacements}")
 
 
 Filled = Iterator[tuple[Span, Batch]]
@@ -68,7 +87,18 @@ class Reader:
         self._run = run
         self._reading = reading
         self._pin = torch.cuda.is_available() if reading.pin_memory is None else reading.pin_memory
-        self._workers = Workers(run, reading, pin=self._pin) if reading.num_workers else None
+        self._workers = self._make_workers() if reading.num_workers else None
+
+    def _make_workers(self) -> Workers[Span]:
+        run = self._run
+        return Workers(
+            lambda: partial(read_message, run),
+            self._reading,
+            pin=self._pin,
+            describe=partial(describe_span, run),
+            describe_sample=partial(describe_sample, run),
+            unrestorable=next((dataset.unrestorable for dataset in run.datasets if dataset.unrestorable), None),
+        )
 
     def filled(self, spans: Iterator[Span]) -> Filled:
         """Every span with its batch, in order."""
@@ -85,74 +115,31 @@ class Reader:
 
 
 def _when_asked(run: Run, spans: Iterator[Span], *, pin: bool) -> Filled:
-    buffers = Buffers(run.fields)
+    buffers = _buffers(run)
     for span in spans:
-        batch = read(run, span, _memory(run, buffers, span))
+        batch = read(run, span, _memory(buffers, span))
         yield span, _pinned(batch) if pin else batch
 
 
-class _Thread:
-    """Reads spans in the order in which they are sent."""
-
-    def __init__(self, run: Run, *, pin: bool) -> None:
-        self._sent: SimpleQueue[tuple[Span, Sample | None] | None] = SimpleQueue()
-        self._done: SimpleQueue[Batch | BaseException] = SimpleQueue()
-        self._thread = Thread(target=self._work, args=(run, pin), name="headrace-read", daemon=True)
-        self._thread.start()
-
-    def send(self, span: Span, out: Sample | None) -> None:
-        self._sent.put((span, out))
-
-    def receive(self) -> Batch:
-        batch = self._done.get()
-        if isinstance(batch, BaseException):
-            raise batch
-        return batch
-
-    def stop(self) -> None:
-        while not self._sent.empty():
-            self._sent.get()
-        self._sent.put(None)
-        self._thread.join()
-
-    def _work(self, run: Run, pin: bool) -> None:
-        while (task := self._sent.get()) is not None:
-            try:
-                batch = read(run, *task)
-                self._done.put(_pinned(batch) if pin else batch)
-            except BaseException as error:  # raised again where the batch is received
-                self._done.put(error)
-            # Neither the task nor its batch may live on in this thread: their memory would not be used again.
-            del task
-            batch = None  # type: ignore[assignment]
-
-
 def _in_threads(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool) -> Filled:
-    buffers = Buffers(run.fields)
-    threads = [_Thread(run, pin=pin) for _ in range(reading.num_threads)]
-    ahead: deque[tuple[Span, _Thread]] = deque()
-    try:
-        # Each thread answers in order, and the threads take turns, so the answers are in order. A span is sent before
-        # another is handed over: the threads read while the training loop has the batches.
-        for thread in cycle(threads):
-            later = next(spans, None)
-            if later is None:
-                break
-            thread.send(later, _memory(run, buffers, later))
-            ahead.append((later, thread))
-            if len(ahead) > reading.num_threads * (reading.prefetch or 1):
-                span, first = ahead.popleft()
-                yield span, first.receive()
-        for span, first in ahead:
-            yield span, first.receive()
-    finally:
-        for thread in threads:
-            thread.stop()
+    buffers = _buffers(run)
+    work = ((span, (span, _memory(buffers, span))) for span in spans)
+    reads = [partial(_read, run, pin)] * reading.num_threads
+    return in_threads(reads, work, reading, partial(describe_span, run))
 
 
-def _memory(run: Run, buffers: Buffers, span: Span) -> Sample | None:
-    """Arrays to read a span into; None for records, whose shapes are known when they are read."""
-    return None if run.is_ragged else buffers.take(len(span.located.positions))
+def _read(run: Run, pin: bool, task: tuple[Span, Memory]) -> Batch:
+    batch = read(run, *task)
+    return _pinned(batch) if pin else batch
+
+
+def _buffers(run: Run) -> Buffers | Blocks:
+    return Blocks() if run.is_ragged else Buffers(run.fields)
+
+
+def _memory(buffers: Buffers | Blocks, span: Span) -> Memory:
+    """Arrays to read a span into; of records, whose shapes are known when they are read, what makes memory."""
+    return buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))
 
 
 def _pinned(batch: Batch) -> Batch:

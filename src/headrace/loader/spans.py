@@ -12,20 +12,20 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.datasets import Located, Run, Sample
+from headrace.datasets.media.collating import Allocate
+from headrace.loader.balancing import DEALT_POSITIONS, Dealing
+from headrace.loader.pace import Pace
 from headrace.loader.ragged import divide_ragged, is_ragged, read_ragged
 from headrace.plan import Share, micro_batches
 
 PLAN_POSITIONS = 8192
 """Positions planned at a time."""
 
-SPAN_BYTES = 4 << 20
-"""A span holds about this much: enough to spread the cost of a hand-over, little enough to stay in the cache."""
-
-SPAN_ROWS = 512
-"""And at most so many samples, since short ones are many reads."""
-
 Batch = dict[str, Any]
 """Name -> tensor; of packed samples also ``max_seqlen`` and counts, Python integers, and of records what they hold."""
+
+Memory = Sample | Allocate | None
+"""Where to read to: arrays of the run's fields; what makes memory for images; None, which is fresh memory."""
 
 
 class Span(NamedTuple):
@@ -41,44 +41,48 @@ class Span(NamedTuple):
     afters: list[int]
 
 
-def spans(run: Run, share: Share, position: int) -> Iterator[Span]:
-    """All spans of a rank from ``position`` to the end of the run."""
-    most = min(SPAN_BYTES // (_row_bytes(run) * share.micro_batch_size), SPAN_ROWS // share.micro_batch_size)
-    # Spans and plans begin small, so that the first batch comes at once.
-    per_span = 1
+def pace_of(run: Run, share: Share) -> Pace:
+    """How large the spans of a stream become; tell it what they have cost."""
+    return Pace(share.micro_batch_size, _row_bytes(run))
+
+
+def spans(
+    run: Run, share: Share, position: int, dealing: Dealing | None = None, pace: Pace | None = None
+) -> Iterator[Span]:
+    """All spans of a rank from ``position`` to the end of the run, of balanced steps as they are dealt."""
+    pace = pace or pace_of(run, share)
+    # The first plan is small, so that the first batch comes at once.
     wanted = PLAN_POSITIONS // 16
     while True:
-        planned = micro_batches(
-            run.schedule, share, position=position, end=run.length, at_least=wanted * share.world_size
-        )
+        at_least = wanted * share.world_size if dealing is None else DEALT_POSITIONS
+        planned = micro_batches(run.schedule, share, position=position, end=run.length, at_least=at_least)
         if not len(planned):
             return
-        located = run.locate(planned.positions())
+        located = run.locate(planned.positions() if dealing is None else dealing.positions(planned))
         sizes, steps, afters = planned.sizes.tolist(), planned.steps.tolist(), planned.afters.tolist()
         row = 0
         first = 0
         while first < len(sizes):
-            last = first + per_span
+            last = first + pace.take()
             end = row + sum(sizes[first:last])
             yield Span(located.rows(row, end), sizes[first:last], steps[first:last], afters[first:last])
             row, first = end, last
-            per_span = max(1, min(2 * per_span, most))
         position = afters[-1]
         wanted = PLAN_POSITIONS
 
 
-def _row_bytes(run: Run) -> int:
-    """Bytes of a sample in a batch; of records about. Of media they are not known, and a span is one micro-batch."""
+def _row_bytes(run: Run) -> int | None:
+    """Bytes of a sample in a batch; of records about, of media not known."""
     if not all(dataset.has_tokens for dataset in run.datasets):
-        return SPAN_BYTES
+        return None
     tokens = int(max(dataset.num_tokens_per_sample for dataset in run.datasets)) if run.is_ragged else 1
     return sum(abs(prod(shape)) * tokens * dtype.itemsize for shape, dtype in run.fields.values())
 
 
-def read(run: Run, span: Span, out: Sample | None = None) -> Batch:
+def read(run: Run, span: Span, out: Memory = None) -> Batch:
     """All rows of a span as tensors, (rows, ...) each, in the memory of ``out`` or fresh; of records see `ragged`."""
-    if run.is_ragged:
-        return read_ragged(run, span.located, span.sizes)
+    if run.is_ragged or callable(out):
+        return read_ragged(run, span.located, span.sizes, out if callable(out) else None)
     return {name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()}
 
 

@@ -1,256 +1,184 @@
-"""Worker processes that read spans: torch's ``DataLoader``, with the plan as its sampler.
+"""Worker processes that read tasks, such as spans of a run: torch's ``DataLoader``, with the plan as its sampler.
 
-It hands batches back in the order of the spans, whichever worker was faster. What a worker raises comes back as it is,
-of its own type; a worker that is gone or silent is a `WorkerError`. What was delivered is counted by the loader:
-workers have no state.
+Messages come back in the order of the tasks, whichever worker was faster. What a worker raises comes back as it is, of
+its own type. Workers that are gone or silent are replaced: new ones begin at the first task whose message was not
+handed over, and since a task says all that is read, they make the same bytes.
+
+    tasks   0 1 2 3 4 5 ...                      dealt in turn: worker 0 has 0, 2, 4, worker 1 has 1, 3, 5
+            0 1 2 | 3 killed                     0, 1, 2 are handed over, and then a worker is gone
+                  | 3 4 5 ...                    new workers: 3 is task 0 of worker 0
 """
 
 from __future__ import annotations
 
-import pickle
-import signal
-import sys
-import threading
-import traceback
-import warnings
+import atexit
+import contextlib
+import logging
+import weakref
 from collections import deque
-from collections.abc import Iterator
-from multiprocessing import active_children, get_all_start_methods, get_context
-from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
-from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
-
-from headrace.datasets import Run
-from headrace.errors import ConfigError, StateError, WorkerError
-from headrace.loader.spans import Batch, Span, read
+from headrace.errors import StateError, WorkerError
+from headrace.loader.workers_crew import END, Crew, Lost, Stale
+from headrace.loader.workers_report import DescribeSample
+from headrace.loader.workers_side import Failed, Sent
 
 if TYPE_CHECKING:
     from headrace.loader.reading import Reading
 
+_log = logging.getLogger("headrace")
 
-_FEEDER = "QueueFeederThread"
-
-_TURN_S = 5.0
-"""How soon a worker that is gone is noticed, where the system does not tell at once."""
+T = TypeVar("T")
 
 
-_END = object()
+class Workers(Generic[T]):
+    """The worker processes of one loader. They start with the first task, and stay if they are persistent.
 
+    One stream of tasks is read at a time: a new one ends the one before.
 
-class _Failed(NamedTuple):
-    """What a worker raised, pickled, None where it does not pickle; and in words, as it was and with its way there."""
-
-    pickled: bytes | None
-    text: str
-    way: str
-
-
-class Workers:
-    """The worker processes of one loader. They start with the first span, and stay if they are persistent.
-
-    One stream of spans is read at a time: a new one ends the one before.
+    Args:
+        reader_now: asked at each start of workers for what they are to have: a function that makes the message of a
+            task. Each worker has its own copy, forked or pickled at that moment.
+        reading: how many, how they start, and what becomes of lost ones.
+        pin: whether messages are pinned.
+        describe: a task in words, for errors and reports.
+        describe_sample: the same of one sample of a task, by the address that `headrace.datasets.watched` was told.
+        unrestorable: the name of the user's code that depends on what ran before, so that nothing can be read again.
+        restarted: told the first task that new workers begin with, before ``reader_now`` is asked.
     """
 
-    def __init__(self, run: Run, reading: Reading, *, pin: bool) -> None:
-        self._run = run
+    def __init__(
+        self,
+        reader_now: Callable[[], Callable[[T], Any]],
+        reading: Reading,
+        *,
+        pin: bool,
+        describe: Callable[[T], str],
+        describe_sample: DescribeSample | None = None,
+        unrestorable: str | None = None,
+        restarted: Callable[[T], None] | None = None,
+    ) -> None:
+        self._reader_now = reader_now
         self._reading = reading
         self._pin = pin
-        self._order = _SpanSampler()
-        self._loader: DataLoader[Batch] | None = None
-        self._processes: list[BaseProcess] = []
+        self._describe = describe
+        self._describe_sample = describe_sample
+        self._unrestorable = unrestorable
+        self._restarted = restarted
+        self._crew: Crew | None = None
         self._stream = 0
 
-    def filled(self, spans: Iterator[Span]) -> Iterator[tuple[Span, Batch]]:
-        """Every span with its batch, in order.
+    def filled(self, tasks: Iterator[T]) -> Iterator[tuple[T, Any]]:
+        """Every task with its message, in order. Task n goes to worker ``n % num_workers``, counted from a restart.
 
         Raises:
-            WorkerError: a worker process ended, or gave nothing for ``timeout_s``; names process and samples.
-            ConfigError: the run does not pickle, and has to.
+            WorkerError: workers ended, or gave nothing for ``timeout_s``, and are not replaced; names processes and
+                samples.
+            ConfigError: what goes to the workers does not pickle, and has to.
         """
         self._stream += 1
         mine = self._stream
-        sent = self._order.begin(spans)
-        batches = self._start()
-        count = 0
+        sent = self._begin(tasks)
+        losses = 0
         try:
             while True:
                 if mine != self._stream:
                     raise StateError("these samples are read no more: the loader was iterated anew")
-                batch = self._next(batches, sent, count)
-                if batch is _END:
+                message, loss = self._next(sent)
+                if loss:
+                    losses += 1
+                    undelivered = self._give_up(sent, loss, losses)
+                    sent = self._begin(chain(undelivered, tasks), careful=losses > 1)
+                    continue
+                if message is END:
                     break
-                span = sent.popleft()
-                count += 1
-                if isinstance(batch, _Failed):
-                    raise _again(batch)
-                yield span, batch
-        except WorkerError:
-            # Gone with all that was read ahead: whoever iterates again gets new workers.
-            batches = iter(())
-            self.close()
-            raise
+                task = sent.popleft().task
+                losses = 0
+                if isinstance(message, Failed):
+                    raise message.again()
+                yield task, message
         finally:
             if not self._reading.persistent_workers and mine == self._stream:
-                batches = iter(())
                 self.close()
 
-    def close(self) -> None:
-        """End the processes; the next stream starts new ones."""
-        self._loader = None
-        self._processes = []
-
-    def _next(self, batches: Iterator[Any], sent: deque[Span], count: int) -> Any:
-        """Waits in short turns, since after each of them torch looks whether all workers live."""
-        deadline = monotonic() + self._reading.timeout_s
-        while True:
-            try:
-                return next(batches, _END)
-            except RuntimeError as error:  # torch's own: those of samples come as values
-                text = str(error)
-            if "timed out" not in text or monotonic() >= deadline:
-                # The other workers end when nobody has them any more, and an error keeps what its frames have.
-                del batches
-                raise self._lost(sent[0], count, text)
-
-    def _start(self) -> Iterator[Any]:
-        if self._loader is None:
-            self._loader = DataLoader(
-                _SpanReader(self._run),
-                sampler=self._order,
-                batch_size=None,
-                collate_fn=_as_is,
-                num_workers=self._reading.num_workers,
-                prefetch_factor=self._reading.prefetch or 2,
-                pin_memory=self._pin,
-                timeout=min(_TURN_S, self._reading.timeout_s),
-                persistent_workers=self._reading.persistent_workers,
-                multiprocessing_context=self._context(),
-            )
-        before = set(active_children())
+    def _next(self, sent: deque[Sent]) -> tuple[Any, str]:
+        """The next message; or how workers were lost, in words."""
+        if self._crew is None:
+            raise StateError("these samples are read no more: the loader was closed")
         try:
-            with warnings.catch_warnings():
-                # That it does not pickle is said below.
-                warnings.filterwarnings("ignore", message="Got pickle error")
-                batches = iter(self._loader)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            self.close()
-            raise ConfigError(
-                f"the run cannot be sent to worker processes that start anew: {error}; make functions of a module out "
-                "of lambdas and inner functions, or say start_method='fork'"
-            ) from error
-        except RuntimeError as error:
-            had = self._processes
-            self.close()
-            if not had:
-                raise WorkerError(f"worker processes cannot be started: {error}") from error
-            # Workers of the stream before of which one has died, or is busy yet, are given up.
-            return self._start()
-        # Those of a persistent loader were there already.
-        self._processes += [process for process in active_children() if process not in before]
-        return batches
+            return self._crew.next(sent), ""
+        except Lost as lost:
+            return None, str(lost)
+        except WorkerError:
+            self.close(kill=True)
+            raise
 
-    def _context(self) -> BaseContext:
-        name = self._reading.start_method or safe_start_method()
-        context = get_context(name)
-        if name == "forkserver":
-            # The server imports torch once, and each worker is a copy of it.
-            context.set_forkserver_preload([__package__])
-        return context
-
-    def _lost(self, span: Span, count: int, text: str) -> WorkerError:
-        """What is known of a worker that does not answer. Workers have their turns one after another."""
-        positions = span.located.positions
-        some = f"samples at positions {positions[0]:,} to {positions[-1]:,}" if len(positions) else "no samples"
-        number = count % self._reading.num_workers
-        waited = f"while worker {number} of {self._reading.num_workers} read {some} of step {span.steps[0]:,}"
-        ended = [process for process in self._processes if not process.is_alive()]
-        if ended:
-            return WorkerError(f"{', '.join(map(_how, ended))} {waited}: {text}")
-        return WorkerError(
-            f"nothing came for {self._reading.timeout_s:g} s {waited}: {text}; raise timeout_s if samples take so long"
+    def _begin(self, tasks: Iterator[T], *, careful: bool = False) -> deque[Sent]:
+        if self._crew is not None and self._reading.persistent_workers:
+            with contextlib.suppress(Stale):
+                return self._crew.begin(tasks)
+        # They are kept no longer, or one has died, or is busy with what nobody wants.
+        self.close(kill=self._crew is not None)
+        self._crew = Crew(
+            self._reader_now(),
+            self._reading,
+            pin=self._pin,
+            careful=careful,
+            describe=self._describe,
+            describe_sample=self._describe_sample,
         )
-
-
-def safe_start_method() -> str:
-    """``"fork"`` where this process has nothing that a fork breaks, else a server that forks, or a fresh process.
-
-    Broken are CUDA, communication between ranks, and locks that other threads hold; those that feed the queues of other
-    worker processes hold none that matter.
-    """
-    methods = get_all_start_methods()
-    others = [one for one in threading.enumerate() if one is not threading.main_thread() and one.name != _FEEDER]
-    has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    busy = has_cuda or (dist.is_available() and dist.is_initialized())
-    if "fork" in methods and sys.platform != "darwin" and not busy and not others:
-        return "fork"
-    return "forkserver" if "forkserver" in methods else "spawn"
-
-
-def _how(process: BaseProcess) -> str:
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"worker process {process.pid} was killed by {signal.Signals(-code).name}"
-    return f"worker process {process.pid} ended with exit code {code}"
-
-
-def _again(failed: _Failed) -> Exception:
-    if failed.pickled is None:
-        return WorkerError(f"{failed.text}\n{failed.way}")
-    error: Exception = pickle.loads(failed.pickled)
-    error.add_note(failed.way)
-    return error
-
-
-class _SpanSampler(Sampler[Span]):
-    """Hands the spans of the newest stream to the DataLoader, which returns their batches in the same order."""
-
-    def __init__(self) -> None:
-        self._sent: deque[Span] = deque()
-        self._spans: Iterator[Span] = iter(())
-
-    def begin(self, spans: Iterator[Span]) -> deque[Span]:
-        """The spans that are on their way, first the one whose batch comes next."""
-        self._spans = spans
-        self._sent = deque()
-        return self._sent
-
-    def __iter__(self) -> Iterator[Span]:
-        sent = self._sent
-        for span in self._spans:
-            sent.append(span)
-            yield span
-
-
-class _SpanReader(Dataset[Any]):
-    """The worker's side: a span in, its rows out."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __getitem__(self, span: Span) -> Batch | _Failed:
+        _living.add(self)
         try:
-            return read(self._run, span)
-        except Exception as error:
-            return _failed(error)
+            return self._crew.begin(tasks)
+        except BaseException:
+            self.close(kill=True)
+            raise
+
+    def _give_up(self, sent: deque[Sent], loss: str, losses: int) -> list[T]:
+        """End all workers; the tasks that were dealt out and not handed over, for new ones.
+
+        Raises:
+            WorkerError: they are not replaced.
+        """
+        # Together: what they have read ahead would have to be taken apart, and is soon read again.
+        self.close(kill=True)
+        if self._unrestorable is not None:
+            raise WorkerError(
+                f"{loss}. Workers cannot be replaced: {self._unrestorable} is not marked @stateless, so that what it "
+                "gave depends on what it had before; mark it if that is not so, or go on from the last checkpoint"
+            )
+        undelivered = [one.task for one in sent]
+        at = f"; next come {self._describe(undelivered[0])}" if undelivered else ""
+        if self._reading.on_lost_worker == "raise":
+            raise WorkerError(f"{loss}{at}. on_lost_worker='replace' has new workers go on there")
+        if losses > self._reading.max_replacements:
+            raise WorkerError(
+                f"{loss}{at}. Workers were replaced {losses - 1} times in a row and came no further: look at that "
+                "sample, or give workers more memory or time"
+            )
+        _log.warning("%s%s. New workers go on there (%d)", loss, at, losses)
+        if undelivered and self._restarted is not None:
+            self._restarted(undelivered[0])
+        return undelivered
+
+    def close(self, *, kill: bool = False) -> None:
+        """End the processes, within seconds; the next stream starts new ones. ``kill``: whatever they are at."""
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.end(kill_first=kill)
+
+    def __del__(self) -> None:
+        if getattr(self, "_crew", None) is not None:
+            self.close()
 
 
-def _failed(error: Exception) -> _Failed:
-    info = get_worker_info()
-    way = f"in worker {'?' if info is None else info.id}:\n{''.join(traceback.format_exception(error))}"
-    text = f"{type(error).__name__}: {error}"
-    try:
-        pickled = pickle.dumps(error)
-        # Some errors pickle, and cannot be made again.
-        pickle.loads(pickled)
-    except Exception:
-        return _Failed(None, text, way)
-    return _Failed(pickled, text, way)
+_living: weakref.WeakSet[Workers[Any]] = weakref.WeakSet()
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
+@atexit.register
+def _end_all() -> None:
+    """Before torch and multiprocessing do, since they wait for workers that do not end."""
+    for workers in list(_living):
+        workers.close(kill=True)

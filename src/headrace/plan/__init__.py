@@ -11,11 +11,12 @@ May import: errors.
 """
 
 from headrace.plan.arithmetic import apportion, exact_weights, rounded
-from headrace.plan.balance import Balance, balanced, costs_of, not_taken
+from headrace.plan.balance import Deal, balanced, costs_of, unbalanced
 from headrace.plan.blend import BlendTree, counts_until, quantised
 from headrace.plan.bucketing import Bucketing, bucketed
-from headrace.plan.cursor import Cursor
+from headrace.plan.cursor import Cursor, Dealt
 from headrace.plan.keys import IntArray, KeyArray, derive_array
+from headrace.plan.node_recipe import node_recipe
 from headrace.plan.nodes import (
     Branch,
     Concat,
@@ -27,7 +28,6 @@ from headrace.plan.nodes import (
     Schedule,
     leaf_counts,
     leaves,
-    node_recipe,
 )
 from headrace.plan.order import Order
 from headrace.plan.order_quality import OrderQuality, order_quality
@@ -36,23 +36,26 @@ from headrace.plan.recipe import ORDER_FORMAT, Recipe
 from headrace.plan.schedule import BatchSchedule
 from headrace.plan.shards import Shards
 from headrace.plan.split import MicroBatches, Share, micro_batches
+from headrace.plan.step_deal import Leg, step_order
 from headrace.plan.subset import Subset
 from headrace.plan.tree import Lookup, Plan, Seen
 from headrace.plan.weight_ramp import linear_ramp
 
 __all__ = [
     "ORDER_FORMAT",
-    "Balance",
     "BatchSchedule",
     "BlendTree",
     "Branch",
     "Bucketing",
     "Concat",
     "Cursor",
+    "Deal",
+    "Dealt",
     "Inner",
     "IntArray",
     "KeyArray",
     "Leaf",
+    "Leg",
     "Limit",
     "Lookup",
     "MicroBatches",
@@ -79,10 +82,11 @@ __all__ = [
     "linear_ramp",
     "micro_batches",
     "node_recipe",
-    "not_taken",
     "order_quality",
     "permute",
     "quantised",
     "rounded",
+    "step_order",
+    "unbalanced",
     "unpermute",
 ]

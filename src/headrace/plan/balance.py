@@ -14,14 +14,13 @@ makes it impossible: it then meets others as heavy in the first micro-step, whos
 
 1. Levels: that of the first micro-step is what its heaviest sample needs, or the mean of what is left; and so on.
 2. Samples, heaviest first, go to the micro-batch that is furthest below its level and has room (Graham's LPT rule).
-3. The micro-batch furthest off its level exchanges a sample with one that is off to the other side, while that helps.
+3. Micro-batches that are off their level to either side exchange samples, in pairs, for some rounds.
 4. Micro-batches of like costs make a micro-step, within which samples are exchanged once more.
 5. The heaviest micro-batch of each micro-step goes to the rank that has least so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -31,14 +30,19 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
 
+DEAL_VERSION = 1
+"""Of what follows: another deal of any step has another number, since a step may go on from a saved state."""
+
 _FLOAT_SCALE = 1 << 30
-_EXCHANGES = 100
-_PARTNERS = 16
+_ROUNDS = 6
+_PAIRS = 1 << 18
+"""Pairs of samples that are looked at in a round; of more, those of the micro-batches that are furthest off."""
+
 _CLOSE = 500
 """One part in so many of its level is close enough for a micro-batch."""
 
 
-class Balance(NamedTuple):
+class Deal(NamedTuple):
     """Who takes what, and what that comes to.
 
     ``order`` (num_samples,) int64: the sample, numbered within the step, that each slot takes. ``cost`` (micro-steps,
@@ -63,11 +67,17 @@ class Balance(NamedTuple):
         """The costliest rank of the step over the mean of the ranks; 1.0 is ideal."""
         return _over_mean(self.cost.sum(axis=0))
 
+    @property
+    def waiting(self) -> float:
+        """The part of the step in which a rank waits, on average, if in each micro-step all wait for the costliest."""
+        slowest = float(self.cost.max(axis=1, initial=0.0).sum())
+        return 1 - float(self.cost.sum()) / (slowest * self.cost.shape[1]) if slowest else 0.0
 
-def balanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> Balance:
+
+def balanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> Deal:
     """Deal the samples of a step: (num_samples,) ``costs`` of at least 0, in the order of their positions.
 
-    Costs that are no integers are rounded to 1 / 2^30 of the largest. About 3 us a sample; the same on every machine.
+    Costs that are no integers are rounded to 1 / 2^30 of the largest. About 1.5 us a sample; the same on every machine.
     Where ranks times micro-batch do not divide the step, the last micro-step has fewer samples, of all costs. The sum
     over the micro-steps of the costliest rank, the time of the step, is never above that of the unbalanced order.
 
@@ -99,25 +109,17 @@ def balanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> 
         bins = _deal(exact[last], [0] * world_size, capacities.tolist())
         # Samples of the same micro-batch stand in the order of the step.
         order[len(exact) - left :] = last[np.lexsort((last, bins))]
-    found, plain = (
-        Balance(some, costs_of(costs, some, world_size=world_size, micro_batch_size=micro_batch_size))
-        for some in (order, np.arange(len(order), dtype=np.int64))
-    )
-    # Of a handful of samples the order as they come may be the better one.
-    return found if found.cost.max(axis=1).sum() <= plain.cost.max(axis=1).sum() else plain
+    plain = np.arange(len(exact), dtype=np.int64)
+    # Of a handful of samples the order as they come may be the better one. Exact, so that all ranks decide alike.
+    if _slowest(exact, plain, world_size, micro_batch_size) < _slowest(exact, order, world_size, micro_batch_size):
+        order = plain
+    return Deal(order, costs_of(costs, order, world_size=world_size, micro_batch_size=micro_batch_size))
 
 
-def not_taken(costs: NDArray[Any], taken: Sequence[tuple[int, int, int]]) -> IntArray:
-    """(n,) int64, rising: the samples of a step that are left where it was stopped in its midst, and dealt anew since.
-
-    ``taken`` are the (world_size, micro_batch_size, num_samples) that it went on with, one after another: a part of the
-    state of a run that stops within a step. The order of the samples left is ``balanced(costs[left], ...)`` of these.
-    """
-    left = np.arange(len(costs), dtype=np.int64)
-    for world_size, micro_batch_size, num_samples in taken:
-        order = balanced(costs[left], world_size=world_size, micro_batch_size=micro_batch_size).order
-        left = np.sort(left[order[num_samples:]])
-    return left
+def unbalanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> Deal:
+    """The samples of a step as they come, to be compared."""
+    order = np.arange(len(costs), dtype=np.int64)
+    return Deal(order, costs_of(costs, order, world_size=world_size, micro_batch_size=micro_batch_size))
 
 
 def costs_of(costs: NDArray[Any], order: IntArray, *, world_size: int, micro_batch_size: int) -> NDArray[np.float64]:
@@ -125,15 +127,24 @@ def costs_of(costs: NDArray[Any], order: IntArray, *, world_size: int, micro_bat
 
     The last micro-step of an uneven step is dealt as in ``split``.
     """
+    found: NDArray[np.float64] = _sums(np.asarray(costs, dtype=np.float64)[order], world_size, micro_batch_size)
+    return found
+
+
+def _sums(dealt: NDArray[Any], world_size: int, micro_batch_size: int) -> NDArray[Any]:
+    """(micro-steps, world_size): the sums of the micro-batches, of costs in the order of their slots."""
     together = world_size * micro_batch_size
-    full = len(order) // together * together
-    dealt = np.asarray(costs, dtype=np.float64)[order]
-    found: NDArray[np.float64] = dealt[:full].reshape(-1, world_size, micro_batch_size).sum(axis=2)
-    if left := len(order) - full:
-        sums = np.append(0.0, np.cumsum(dealt[full:]))
+    full = len(dealt) // together * together
+    found: NDArray[Any] = dealt[:full].reshape(-1, world_size, micro_batch_size).sum(axis=2)
+    if left := len(dealt) - full:
+        sums = np.append(np.zeros(1, dtype=dealt.dtype), np.cumsum(dealt[full:]))
         bounds = np.arange(world_size + 1, dtype=np.int64) * left // world_size
         found = np.vstack([found, np.diff(sums[bounds])])
     return found
+
+
+def _slowest(exact: IntArray, order: IntArray, world_size: int, micro_batch_size: int) -> int:
+    return int(_sums(exact[order], world_size, micro_batch_size).max(axis=1, initial=0).sum())
 
 
 def _integers(costs: NDArray[Any], world_size: int, micro_batch_size: int) -> IntArray:
@@ -202,37 +213,43 @@ def _deal(sizes: IntArray, levels: list[int], capacities: list[int]) -> IntArray
 
 
 def _exchange(members: IntArray, costs: IntArray, levels: IntArray, among: int) -> None:
-    """Swap samples between micro-batches, the worst one first; one that no swap brings nearer to its level stays.
+    """Swap samples between micro-batches: those furthest above their level with those furthest below, two by two.
 
-    Swaps are among every so many neighbours: all, or those of a micro-step.
+    Swaps are among every so many neighbours: all, or those of a micro-step. Each pair makes the one swap that leaves
+    the worse of the two nearest to its level, if that is nearer than before.
     """
-    if members.shape[1] == 1 or among == 1:
+    num_bins, size = members.shape
+    half = among // 2
+    if size == 1 or not half:
         return
     sizes = costs[members]
     off = sizes.sum(axis=1) - levels
-    stays = np.zeros(len(members), dtype=bool)
-    for _ in range(_EXCHANGES):
-        worst = int(np.argmax(np.where(stays, -1, np.abs(off))))
-        sign = 1 if off[worst] > 0 else -1
-        if stays[worst] or abs(int(off[worst])) * _CLOSE <= int(levels[worst]):
+    firsts = np.arange(0, num_bins, among, dtype=np.int64)[:, None]
+    for turn in range(_ROUNDS):
+        if (np.abs(off) * _CLOSE <= levels).all():
             return
-        first = worst // among * among
-        partners = first + np.argsort(sign * off[first : first + among], kind="stable")[:_PARTNERS]
-        partners = partners[partners != worst]
-        # What moves from the worst one to its partner, for each pair of their samples.
-        moved = sizes[worst][None, :, None] - sizes[partners][:, None, :]
-        after = np.maximum(np.abs(off[worst] - moved), np.abs(off[partners][:, None, None] + moved))
-        best = int(np.argmin(after))
-        if after.ravel()[best] >= abs(off[worst]):
-            stays[worst] = True
-            continue
-        which, mine, theirs = np.unravel_index(best, after.shape)
-        partner = partners[which]
+        ranked = firsts + np.argsort(off.reshape(-1, among), axis=1, kind="stable")
+        # Whose pair found no swap meets another one in the next round.
+        above = ranked[:, ::-1][:, :half].ravel()
+        below = np.roll(ranked[:, :half], turn, axis=1).ravel()
+        if len(above) * size * size > _PAIRS:
+            worst = np.argsort(-np.maximum(np.abs(off[above]), np.abs(off[below])), kind="stable")
+            worst = worst[: max(1, _PAIRS // (size * size))]
+            above, below = above[worst], below[worst]
+        # What moves from the upper one to the lower, for each pair of their samples.
+        moved = (sizes[above][:, :, None] - sizes[below][:, None, :]).reshape(len(above), -1)
+        after = np.maximum(np.abs(off[above][:, None] - moved), np.abs(off[below][:, None] + moved))
+        best = np.argmin(after, axis=1)
+        row = np.arange(len(above))
+        better = np.flatnonzero(after[row, best] < np.maximum(np.abs(off[above]), np.abs(off[below])))
+        if not len(better):
+            return
+        above, below, best, change = above[better], below[better], best[better], moved[better, best[better]]
+        mine, theirs = best // size, best % size
         for array in (sizes, members):
-            array[worst, mine], array[partner, theirs] = array[partner, theirs], array[worst, mine]
-        change = moved[which, mine, theirs]
-        off[worst] -= change
-        off[partner] += change
+            array[above, mine], array[below, theirs] = array[below, theirs], array[above, mine]
+        off[above] -= change
+        off[below] += change
 
 
 def _over_mean(values: NDArray[np.float64]) -> float:

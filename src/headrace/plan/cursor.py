@@ -10,16 +10,29 @@ import msgspec
 from headrace.errors import StateError
 from headrace.plan.recipe import PARTS, Recipe
 from headrace.plan.schedule import BatchSchedule
+from headrace.plan.step_deal import Leg
 
 VERSION = 1
 
 
+class Dealt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was taken of a balanced step that was stopped in its midst, where the position alone does not tell.
+
+    ``costs`` is a hash over the costs of the samples of the step, in hex, ``taken`` who took how many; samples before
+    those were taken as they come.
+    """
+
+    costs: str
+    taken: tuple[Leg, ...]
+
+
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that must be saved to go on exactly: a few hundred bytes, the same on every rank.
+    """All that must be saved to go on exactly: a few hundred bytes, the same on every rank unless there are lanes.
 
     ``position`` counts the samples that all ranks together have been given; ``step`` is the global step that the next
-    sample belongs to. ``recipe`` holds a hash for each part of the recipe. ``lanes`` is the place for sources whose
-    facts are known only while running; it is empty for all others.
+    sample belongs to. ``recipe`` holds a hash for each part of the recipe. ``lanes`` are those of sources whose facts
+    are known only while running, of one rank or of all; it is empty for all others, and at the beginning. ``dealt`` is
+    for a balanced step, within it only.
     """
 
     version: int = VERSION
@@ -27,11 +40,16 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     step: int
     position: int
     lanes: tuple[dict[str, Any], ...] = ()
+    dealt: Dealt | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The cursor as plain dicts, lists, strings and integers, safe for JSON and for ``torch.save``."""
         state = msgspec.to_builtins(self)
         state["lanes"] = list(self.lanes)
+        if self.dealt is None:
+            del state["dealt"]
+        else:
+            state["dealt"]["taken"] = [list(leg) for leg in self.dealt.taken]
         return {"kind": "headrace.cursor", **state}
 
     @classmethod
@@ -46,12 +64,9 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "use the version of Headrace that wrote it, or a newer one"
             )
         try:
-            cursor = msgspec.convert(fields, cls)
+            return msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:
             raise StateError(f"the saved state is damaged: {error}") from error
-        if cursor.lanes:
-            raise StateError(f"the saved state holds {len(cursor.lanes)} lanes, and no source of this run has any")
-        return cursor
 
     def verify(self, recipe: Recipe, schedule: BatchSchedule, length: int | None, *, saved: Recipe | None) -> None:
         """Raise StateError unless this cursor is of a run of ``recipe``; ``saved`` tells which field differs."""

@@ -356,23 +356,5 @@ def leaf_counts(node: Node, num_ranks: int) -> dict[str, int]:
     return found
 
 
-def node_recipe(node: Node) -> dict[str, object]:
-    """What decides anything of a tree, JSON-safe; what is new since the first version stands only where it is used."""
-    recipe: dict[str, object] = {"path": node.path}
-    if not isinstance(node, Schedule):
-        recipe["num_samples"] = node.num_samples
-    if isinstance(node, Leaf):
-        if node.shards is not None:
-            recipe["shards"] = node.shards.digest
-        return recipe | ({"first_sample": node.first_sample} if node.first_sample else {})
-    recipe["children"] = [node_recipe(child) for child in node.children]
-    if isinstance(node, Branch):
-        recipe["shares"] = list(node.shares)
-        return recipe | ({"block_samples": node.block_samples} if node.block_samples > 1 else {})
-    if isinstance(node, Schedule):
-        recipe["begins"] = node.begins.tolist()
-    return recipe | {"kind": type(node).__name__.lower()}
-
-
 def _child_of(node: Inner) -> dict[str, int]:
     return {leaf.path: number for number, child in enumerate(node.children) for leaf in leaves(child)}

@@ -16,6 +16,7 @@ This room imports ``headrace.io`` and ``headrace.errors``; it knows neither torc
 
 from __future__ import annotations
 
+from headrace.io import Reader, RetryPolicy, may_pass
 from headrace.stores.aleph_alpha import AlephAlphaStore
 from headrace.stores.combined import CombinedStore
 from headrace.stores.energon import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
@@ -100,6 +101,8 @@ __all__ = [
     "ProvenanceState",
     "ProvenanceWriter",
     "RawSample",
+    "Reader",
+    "RetryPolicy",
     "SampleLedger",
     "SampleStore",
     "ShardedStore",
@@ -118,6 +121,7 @@ __all__ = [
     "keep_arrays",
     "kept_name",
     "load_manifest",
+    "may_pass",
     "open",
     "open_keys",
     "open_tokens",

@@ -169,6 +169,11 @@ _TRAINED: dict[str, Callable[[list[str]], Tokenizer]] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def proofs() -> None:
+    """Here each is made."""
+
+
 @pytest.fixture(scope="session")
 def family() -> Family:
     folder = Path(sysconfig.get_path("stdlib"))

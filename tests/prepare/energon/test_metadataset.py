@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from energon_made import write_tar
+from headrace.datasets.metadataset import JoinedSource, load_dataset, sources
+from headrace.datasets.metadataset.opening import join_store
 from headrace.errors import InputError, StoreError
 from headrace.prepare.energon import EnergonOptions, EnergonReport, SplitChoice, prepare_energon
 from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore
@@ -62,6 +64,36 @@ def test_a_metadataset_within_another(folder: Path) -> None:
     report, _ = prepare(folder, "{train: {path: inner.yaml, split_part: val}}")
     assert report.samples == 3
     assert [Path(path).parent.name for path in report.written] == ["inner.yaml.cache"]
+
+
+NAMED = JOIN[:-1] + ", joiner: {__module__: megatron.energon, __class__: TextSample}}"
+
+
+@pytest.mark.parametrize(
+    ("splits", "shard"),
+    [
+        (f"{{train: {{blend: [{{weight: 1, blend: [{NAMED}]}}]}}}}", 0),
+        (f"{{train: {{concat: [{{limit: 2, blend: [{{blend_epochized: [{NAMED}]}}]}}]}}}}", 0),
+        (f"{{train: {{datasets: [{{blend: [{NAMED}]}}]}}}}", 0),
+        (f"{{train: {{blend: [{NAMED}], split_part: val}}}}", 1),
+        (f"{{train: {{concat: [{{limit: 2, blend: [{{concat: [{NAMED}]}}], split_part: val}}]}}}}", 1),
+        (f"{{train: {{concat: [{{blend_epochized: [{NAMED[:-1]}, split_part: train}}], split_part: val}}]}}}}", 0),
+        ("{train: {blend: [{path: inner.yaml}], split_part: val}}", 1),
+        ("{train: {concat: [{blend_epochized: [{path: inner.yaml}]}]}}", 0),
+        ("{train: {path: FILE/inner.yaml, split_part: val}}", 1),
+        (f"{{train: {NAMED.replace('path: a', 'path: FILE/a')}}}", 0),
+    ],
+)
+def test_joins_are_made_where_a_run_looks_for_them(folder: Path, splits: str, shard: int) -> None:
+    """Inline in other nodes, through files, and of the part that is said around them."""
+    header = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+    inner = f"train: {{blend: [{{concat: [{NAMED}]}}]}}, val: {NAMED}"
+    (folder / "inner.yaml").write_text(f"{header}splits: {{{inner}}}\n")
+    prepare(folder, splits.replace("FILE", f"file://{folder}"))
+    (joined,) = sources(load_dataset(folder / "meta.yaml").tree("train"))
+    assert isinstance(joined, JoinedSource)
+    rows = join_store(joined).read_joined(np.arange(3))
+    assert [[sample.key for sample in row if sample] for row in rows] == [[f"k{shard}{at}"] * 2 for at in (0, 1, 3)]
 
 
 def test_nothing_to_join(folder: Path) -> None:

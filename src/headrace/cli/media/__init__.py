@@ -11,6 +11,9 @@
         lines        for a terminal; `terminal_images` draws pictures there
         sheet        one picture of many
         page         one HTML file that needs nothing else
+    sources      the datasets of a metadataset, as they lie there
+      mix_preview  its samples in the order of the mix; `mix_tokens` those of tokens
+      mix_checking what it says, its joins, every dataset below once
 
 Nothing that a ``dataset.yaml`` names is imported, and pickles are not read. Pictures need Pillow, video and sound PyAV;
 without them there is a line that says so.

@@ -3,42 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from headrace.cli.figures import count, duration, plural, size
 from headrace.cli.media.parts import Picture, ShownPart
-from headrace.cli.media.preview import SamplePreview, StorePreview
+from headrace.cli.media.preview import MixFacts, SamplePreview, StorePreview
 from headrace.cli.media.samples import Boxes, LookedAtSample, ShownSample
 from headrace.cli.media.sheet import with_boxes
 from headrace.cli.views.safe_text import safe_lines, safe_text
+
+if TYPE_CHECKING:
+    from headrace.cli.media.mix_preview import MixPreview
 
 Draw = Callable[[Picture], str]
 """A picture -> what a terminal shows it by."""
 
 
-def preview_lines(found: StorePreview, draw: Draw | None) -> Iterator[str]:
+def preview_lines(found: StorePreview | MixPreview, draw: Draw | None) -> Iterator[str]:
     """All that ``headrace preview`` prints of samples."""
     yield heading(found.facts)
-    yield f"{count(len(found.numbers))} of {plural(found.facts.num_samples, 'sample')}"
+    yield how_many(found)
     for sample in found:
         yield ""
         yield sample_heading(sample.shown)
         yield from sample_lines(sample, draw)
 
 
-def heading(preview: SamplePreview) -> str:
+def how_many(found: StorePreview | MixPreview) -> str:
+    """How many samples are shown, and of how many."""
+    if found.facts.num_samples is None:
+        return f"{plural(len(found.numbers), 'sample')} of a mix without an end"
+    of_passes = " a pass" if isinstance(found.facts, MixFacts) else ""
+    return f"{count(len(found.numbers))} of {plural(found.facts.num_samples, 'sample')}{of_passes}"
+
+
+def heading(preview: SamplePreview | MixFacts) -> str:
     """What lies where, in a line."""
     return safe_text(f"{preview.path}: {what(preview)}")
 
 
-def what(preview: SamplePreview) -> str:
-    """What the store is."""
+def what(preview: SamplePreview | MixFacts) -> str:
+    """What the store is, or the mix."""
+    if isinstance(preview, MixFacts):
+        order = f"order {preview.order}, seed {preview.seed}"
+        return f"{preview.format}, split {preview.split_part}, {plural(len(preview.sources), 'source')}, {order}"
     part = "" if preview.split_part is None else f", part {preview.split_part}"
     kind = "" if preview.sample_type is None else f", {preview.sample_type}"
     return f"{preview.format}{part}, {plural(preview.num_shards, 'shard')}{kind}"
 
 
 def sample_heading(shown: ShownSample) -> str:
-    """Number, key and place of a sample."""
+    """Number, key and place of a sample; in a mix its position there, and its source, too."""
+    if shown.place is not None:
+        shard = f", {shown.shard}, {count(shown.index)}" if shown.shard else ""
+        at = f"position {count(shown.place.position)}: {shown.place.source or '.'}, epoch {count(shown.place.epoch)}"
+        return safe_text(f"{at}, sample {count(shown.number)}: {shown.key}  ({shown.place.path}{shard})")
     return safe_text(f"sample {count(shown.number)}: {shown.key}  ({shown.shard}, {count(shown.index)})")
 
 

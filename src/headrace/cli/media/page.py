@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from headrace.cli.figures import count, plural, size
-from headrace.cli.media.lines import boxes_line, facts_of, part_line, sample_heading, what
+from headrace.cli.figures import plural, size
+from headrace.cli.media.lines import boxes_line, facts_of, how_many, part_line, sample_heading, what
 from headrace.cli.media.parts import Picture, ShownPart
-from headrace.cli.media.preview import StorePreview
+from headrace.cli.media.preview import SamplePreview, StorePreview
 from headrace.cli.media.samples import Boxes, LookedAtSample
 from headrace.cli.media.sheet import BOX_COLOURS
 from headrace.cli.views.page import block_html, escaped, page, pairs_html
+
+if TYPE_CHECKING:
+    from headrace.cli.media.mix_preview import MixPreview
 
 MEDIA_BYTES: Final = 16 << 20
 """A video or sound of more is not put into the page."""
@@ -56,15 +59,14 @@ video{min-width:min(20rem,100%)}
 _POLICY: Final = "img-src data:; media-src data:"
 
 
-def sample_page(found: StorePreview) -> str:
+def sample_page(found: StorePreview | MixPreview) -> str:
     """One HTML file. Data never is markup; pictures are encoded anew, so that no bytes of theirs reach the browser."""
     preview = found.facts
-    shown = f"{count(len(found.numbers))} of {plural(preview.num_samples, 'sample')}"
     parts = [
         f"<h1>{escaped(preview.path)}</h1>",
-        f'<p class="soft">{escaped(what(preview))}, {shown}</p>',
+        f'<p class="soft">{escaped(what(preview))}, {how_many(found)}</p>',
     ]
-    if preview.field_map:
+    if isinstance(preview, SamplePreview) and preview.field_map:
         parts += ["<h2>Fields</h2>", pairs_html(list(preview.field_map.items()))]
     parts.append("<h2>Samples</h2>")
     room = PAGE_BYTES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 import numpy as np
@@ -16,6 +16,8 @@ from headrace.errors import ConfigError
 from headrace.samples.media import parse_field_map
 from headrace.samples.media.field_map import FieldMap
 from headrace.stores.sample_store import SampleStore
+
+OrderKind = Literal["full", "blocks", "shards", "none"]
 
 
 class SamplePreviewOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,20 @@ class SamplePreview(msgspec.Struct, frozen=True, kw_only=True):
     num_shards: int
     sample_type: str | None
     field_map: dict[str, str] | None
+
+
+class MixFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a metadataset is whose samples are shown."""
+
+    path: str
+    format: str
+    split_part: str
+    num_samples: int | None
+    """Of one pass; None of a mix without an end."""
+
+    sources: tuple[str, ...]
+    order: OrderKind
+    seed: int
 
 
 class StorePreview:

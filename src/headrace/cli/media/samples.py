@@ -34,7 +34,19 @@ class Boxes(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
-class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a sample stands in a mix."""
+
+    position: int
+    source: str
+    """Path of the source in the mix."""
+
+    epoch: int
+    path: str
+    """Of its dataset."""
+
+
+class ShownSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sample."""
 
     number: int
@@ -46,6 +58,8 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
     """Field of the sample type -> its value in one line, or why it has none."""
 
     boxes: tuple[Boxes, ...]
+    place: Place | None = None
+    """In a mix, where it is shown as a part of one."""
 
 
 class LookedAtSample(msgspec.Struct, frozen=True):
@@ -57,7 +71,9 @@ class LookedAtSample(msgspec.Struct, frozen=True):
     """Part -> picture, scaled down."""
 
 
-def look_at(raw: RawSample, number: int, fields: FieldMap | None, viewer: PartViewer) -> LookedAtSample:
+def look_at(
+    raw: RawSample, number: int, fields: FieldMap | None, viewer: PartViewer, place: Place | None = None
+) -> LookedAtSample:
     """One sample; what is wrong with its parts is said in them.
 
     Args:
@@ -65,6 +81,7 @@ def look_at(raw: RawSample, number: int, fields: FieldMap | None, viewer: PartVi
         number: in its store.
         fields: the field map of its ``dataset.yaml``, if it has one.
         viewer: looks at the parts.
+        place: in a mix.
     """
     looked = {name: viewer.look(name, data) for name, data in raw.parts.items()}
     values = _field_values(raw, fields or {}, looked)
@@ -76,6 +93,7 @@ def look_at(raw: RawSample, number: int, fields: FieldMap | None, viewer: PartVi
         parts=tuple(one.shown for one in looked.values()),
         fields={field: _in_a_line(field, value, fields or {}, looked) for field, value in values.items()},
         boxes=_boxes(values, fields, looked),
+        place=place,
     )
     pictures = {name: one.picture for name, one in looked.items() if one.picture is not None}
     return LookedAtSample(shown, raw, pictures)

@@ -81,7 +81,9 @@ def contact_sheet(samples: Iterable[LookedAtSample], image_format: str) -> bytes
 
 
 def _cells(sample: LookedAtSample) -> Iterator[_Cell]:
-    name, text = f"{sample.shown.number}: {sample.shown.key}", _text(sample)
+    place = sample.shown.place
+    before = f"{sample.shown.number}:" if place is None else f"{place.position}: {place.source}"
+    name, text = f"{before} {sample.shown.key}", _text(sample)
     for part in sample.pictures:
         small = with_boxes(sample, part)
         small.thumbnail((_CELL, _CELL))

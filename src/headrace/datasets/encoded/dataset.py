@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.encoded.columns import columns_of
+from headrace.datasets.encoded.batches import one_batch
 from headrace.datasets.encoded.keys import address_of, marked, restore_key_of
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
 from headrace.datasets.media import MediaDataset, SampleDataset
 from headrace.datasets.trace_origins import Origins
-from headrace.encoders import EncoderPipeline, ErrorPolicy, HookFailure, TaskEncoder, bound_cookers
+from headrace.encoders import EncoderPipeline, ErrorPolicy, TaskEncoder, bound_cookers
 from headrace.encoders.pipeline import Output
-from headrace.errors import ConfigError, SkipSample
+from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.samples.media.sample import BASE_FIELDS
 
@@ -97,6 +97,12 @@ class EncodedDataset(SampleDataset):
         """The encoder: a batch is made by the hooks of one."""
         return {"kind": "encoded samples", **self.pipeline.recipe}
 
+    @property
+    def unrestorable(self) -> str | None:
+        """The first hook that is not marked ``@stateless``."""
+        hook = self.outputs.not_stateless
+        return None if hook is None else f"{type(self.encoder).__name__}.{hook}"
+
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: see `SampleEncoder.addresses`."""
         return self.outputs.addresses(indices, keys)
@@ -151,31 +157,19 @@ class EncodedDataset(SampleDataset):
         """Samples as one batch, by ``batch`` and ``encode_batch``, in columns."""
         if not samples:
             return {name: [] for name in self.columns}
-        self.pipeline.check_thread()
         first = samples[0]
         key = restore_key_of(first)
         address = address_of(key)
         if address is None:
             raise ConfigError(f"{first!r:.80} has no restore key of EncodedDataset; collate what `samples` gives")
-        place = self.outputs.place(address)
-        try:
-            batches = self.pipeline.batch(samples, place)
-        except HookFailure as failure:
-            error = failure.error
-            where = f"in {failure.hook.name} of {type(self.encoder).__name__}: the batch that begins with {key!r}"
-            if isinstance(error, SkipSample):
-                raise ConfigError(
-                    f"SkipSample {where}: a fixed source cannot leave a batch out; leave samples out by substitutes, or"
-                    " take a framed source"
-                ) from error
-            error.add_note(where)
-            raise error from error.__cause__
-        if len(batches) != 1:
-            raise ConfigError(
-                f"{type(self.encoder).__name__}.encode_batch gave {len(batches)} batches; EncodedDataset is a fixed"
-                " source and takes exactly one: return it, or take a framed source"
-            )
-        return columns_of(batches[0], type(self.encoder).__name__)
+        return one_batch(
+            self.pipeline,
+            samples,
+            self.outputs.place(address),
+            key,
+            kind="a fixed source",
+            instead="leave samples out by substitutes, or take a framed source",
+        )
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Those of the samples that were meant; a substitute shows in the restore key, and in ``faults``."""

@@ -23,12 +23,16 @@ def address_of(restore_key: Any) -> int | None:
 
 
 def marked(sample: Any, address: int, encoder: str) -> Any:
-    """The sample with its restore key, the one that it had within.
+    """The sample with its restore key, the one that it had within. Raises ConfigError: it has no place for one."""
+    return keyed(sample, (RESTORE, address, *(restore_key_of(sample) or ())), encoder)
+
+
+def keyed(sample: Any, key: tuple[Any, ...], encoder: str) -> Any:
+    """The sample with a restore key.
 
     Raises:
         ConfigError: it has no place for one.
     """
-    key = (RESTORE, address, *(restore_key_of(sample) or ()))
     if isinstance(sample, dict):
         sample["__restore_key__"] = key
         return sample

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
+from time import sleep
 from typing import Any, TypeAlias
 
 import msgspec
@@ -21,8 +24,11 @@ from headrace.encoders import (
     Place,
     TaskEncoder,
     bound_cookers,
+    carrying,
     hook_of,
     is_of_sample,
+    placed,
+    position_here,
 )
 from headrace.encoders.hooks import BoundCooker, function_hook
 from headrace.encoders.pipeline import READING, Output
@@ -30,6 +36,9 @@ from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import source_key
 from headrace.plan.substitution import substitute_index
+from headrace.stores import RetryPolicy, may_pass
+
+_log = logging.getLogger("headrace")
 
 Media: TypeAlias = MediaDataset | JoinedMediaDataset
 Encoder: TypeAlias = TaskEncoder[Any, Any, Any, Any]
@@ -47,13 +56,21 @@ class SampleEncoder:
         seed: of the random numbers in hooks, beside that of the order.
         errors: what is done about samples that cannot be made.
         may_skip: whether a sample may have no output. Then `SkipSample` leaves it out, and is no fault; else it is one.
+        path: of the dataset in a mix, so that one that is there twice draws twice.
 
     Raises:
         ConfigError: not a dataset of media, not a policy; ``cook_crude_sample`` for samples that have a cooker.
     """
 
     def __init__(
-        self, dataset: Media, pipeline: EncoderPipeline, *, seed: int, errors: ErrorPolicy | None, may_skip: bool
+        self,
+        dataset: Media,
+        pipeline: EncoderPipeline,
+        *,
+        seed: int,
+        errors: ErrorPolicy | None,
+        may_skip: bool,
+        path: str = "",
     ) -> None:
         if not isinstance(dataset, MediaDataset | JoinedMediaDataset):
             raise ConfigError(f"dataset is {dataset!r:.80}; expected a MediaDataset or a JoinedMediaDataset")
@@ -63,8 +80,10 @@ class SampleEncoder:
         self.pipeline = pipeline
         self.errors = ErrorPolicy() if errors is None else errors
         self.faults = FaultLog()
+        self.num_retries = 0
+        self._retries = RetryPolicy(attempts=self.errors.attempts)
         self.cook = _cook_hook(self.dataset)
-        self.key, self._substitution = (source_key(seed, "", purpose) for purpose in ("encoder", "substitution"))
+        self.key, self._substitution = (source_key(seed, path, purpose) for purpose in ("encoder", "substitution"))
         self._may_skip = may_skip
         self._bits = max(1, (len(dataset) - 1).bit_length())
         self._kind = type(pipeline.encoder).__name__
@@ -123,19 +142,34 @@ class SampleEncoder:
     def _outputs(self, address: int, make: Callable[[], Any]) -> list[Output]:
         """The outputs of an address, or those of the first substitute that can be made."""
         index, attempt = address & ((1 << self._bits) - 1), 0
-        failed: dict[str, int] = {}
+        met: list[Fault] = []
+        delays = self._retries.delays()
         while True:
             try:
                 return self.pipeline.encode(make, self.place(address), self.cook)
             except HookFailure as failure:
                 if self._may_skip and isinstance(failure.error, SkipSample):
                     return []
-                self._count(failure, address, index, attempt, failed)
+                if may_pass(failure.error) and (delay := self._delay(delays, failure, index)) is not None:
+                    sleep(delay)
+                    continue
+                self._count(failure, address, index, attempt, met)
             attempt += 1
             index = substitute_index(self._substitution, address, attempt, len(self.dataset))
             make = partial(self._made_alone, index)
 
-    def _count(self, failure: HookFailure, address: int, index: int, attempt: int, failed: dict[str, int]) -> None:
+    def _delay(self, delays: Iterator[float], failure: HookFailure, index: int) -> float | None:
+        """How long to wait before the sample is made again after what may pass; None: not, and it is raised."""
+        delay = None if self.not_stateless is not None else next(delays, None)
+        if delay is None:
+            return None
+        self.num_retries += 1
+        what = f"{failure.hook.name} of {self._kind}: sample {index:,} of {self.dataset.store.path}"
+        error = f"{type(failure.error).__name__}: {failure.error}"
+        _log.warning("%s: %s; trying again in %.3g s", what, error, delay)
+        return delay
+
+    def _count(self, failure: HookFailure, address: int, index: int, attempt: int, met: list[Fault]) -> None:
         """Count a failure; return if another sample is to be tried, else raise."""
         error, hook = failure.error, failure.hook
         if hook is self.cook and isinstance(error, SampleError):
@@ -147,46 +181,55 @@ class SampleEncoder:
         if hook.name not in ("read", "cook_crude_sample") and not isinstance(error, SampleError):
             error.add_note(where)
         if not of_sample:
+            if (position := position_here()) is not None:
+                error.add_note(f"at position {position:,} of the run")
+            if may_pass(error) and self.not_stateless is None:
+                error.add_note(f"it was tried {self._retries.attempts} times")
             raise error from error.__cause__
-        self.faults.add(
-            Fault(
-                source=store.path,
-                index=index,
-                shard=shard,
-                key=key,
-                position=address,
-                attempt=attempt,
-                hook=hook.name,
-                kind=type(error).__name__,
-                reason=str(error),
-            )
+        fault = Fault(
+            source=store.path,
+            index=index,
+            shard=shard,
+            key=key,
+            address=address,
+            attempt=attempt,
+            hook=hook.name,
+            kind=type(error).__name__,
+            reason=str(error),
         )
+        met.append(placed(fault))
+        self.faults.add(met[-1])
         if self.errors.on_error == "raise":
             if isinstance(error, SkipSample):
-                raise ConfigError(
-                    f"SkipSample {where}, key {key!r}: a fixed source cannot leave a sample out, as the places of all"
-                    " others are settled. Take another sample for it, errors=ErrorPolicy(on_error='substitute'), or a"
-                    " measured or framed source"
+                raise carrying(
+                    ConfigError(
+                        f"SkipSample {where}, key {key!r}: a fixed source cannot leave a sample out, as the places of"
+                        " all others are settled. Take another sample for it, errors=ErrorPolicy(on_error="
+                        "'substitute'), or a measured or framed source"
+                    ),
+                    met,
                 ) from error
-            raise error from error.__cause__
-        failed[hook.name] = failed.get(hook.name, 0) + 1
+            raise carrying(error, met) from error.__cause__
+        failed = Counter(one.hook for one in met)
         if failed[hook.name] >= self.errors.bound(hook.failure_tolerance):
             counts = ", ".join(f"{count} in {name}" for name, count in failed.items())
-            raise SampleError(
-                None,
-                f"no sample could be made in its place: {sum(failed.values())} failed in a row ({counts}), the last one"
-                f" by {type(error).__name__}: {error}; look at the data, or allow more, ErrorPolicy(tolerance=...)",
-                shard=shard,
-                key=key,
+            raise carrying(
+                SampleError(
+                    None,
+                    f"no sample could be made in its place: {len(met)} failed in a row ({counts}), the last one by"
+                    f" {type(error).__name__}: {error}; look at the data, or allow more, ErrorPolicy(tolerance=...)",
+                    shard=shard,
+                    key=key,
+                ),
+                met,
             ) from error
 
     def _where(self, index: int, error: Exception) -> tuple[str | None, str | None]:
-        if isinstance(error, SampleError) and error.key is not None:
-            return error.shard, error.key
+        """Shard and key, the shard as the store names it; of a sample whose head cannot be read, as the error does."""
         try:
             origin = media_origins(self.dataset.store, np.array([index], dtype=np.int64))[0][0]
         except HeadraceError:  # the fault that is told is the one that was met first
-            return None, None
+            return (error.shard, error.key) if isinstance(error, SampleError) else (None, None)
         return origin.shard, origin.key
 
 

@@ -11,7 +11,7 @@ from headrace.datasets.encoded.samples import Encoder, Media
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.metadataset import JoinedSource, Source, SourceOptions
 from headrace.datasets.mix import Mix
-from headrace.encoders import DefaultTaskEncoder, TaskEncoder, bound_cookers
+from headrace.encoders import DefaultTaskEncoder, ErrorPolicy, TaskEncoder, bound_cookers
 from headrace.errors import ConfigError
 
 
@@ -39,31 +39,37 @@ class EncodedSources(SourceOptions, frozen=True, kw_only=True):
     Attributes:
         encoder: of all of them.
         seed: of the random numbers in hooks.
+        errors: what is done about samples that cannot be made.
     """
 
     encoder: Encoder
     seed: int
+    errors: ErrorPolicy | None = None
 
     def dataset(self, source: Source | JoinedSource) -> Dataset:
         """See `SourceOptions.dataset`; what `EncodedDataset` refuses is a ConfigError that names the place, too."""
         found = super().dataset(source)
         try:
-            return EncodedDataset(_media(found), self.encoder, seed=self.seed)
+            return EncodedDataset(_media(found), self.encoder, seed=self.seed, errors=self.errors)
         except ConfigError as error:
             raise ConfigError(f"{source.where}: {error}") from error
 
 
-def encoded(data: Dataset | Mix, encoder: Encoder, *, seed: int) -> Dataset | Mix:
+def encoded(
+    data: Dataset | Mix, encoder: Encoder, *, seed: int, errors: ErrorPolicy | None = None
+) -> Dataset | Mix:
     """The same mix with an `EncodedDataset` around each dataset.
 
     Raises:
         ConfigError: what `EncodedDataset` refuses.
     """
     if not isinstance(data, Mix):
-        return EncodedDataset(_media(data), encoder, seed=seed)
+        return EncodedDataset(_media(data), encoder, seed=seed, errors=errors)
     # A mix reads nothing: it is numbers, and the children that they are of, as many samples as before.
     again = copy.copy(data)
-    again.children = {name: encoded(child, encoder, seed=seed) for name, child in data.children.items()}
+    again.children = {
+        name: encoded(child, encoder, seed=seed, errors=errors) for name, child in data.children.items()
+    }
     for name in ("data", "dataset"):
         if name in vars(again):
             setattr(again, name, again.children[""])

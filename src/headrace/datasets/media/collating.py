@@ -10,6 +10,9 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.samples.media import pad_stack
+from headrace.samples.media.rows import Allocate, Rows, reading_rows
+
+__all__ = ["Allocate", "Rows", "collated", "reading_rows"]
 
 STACKED = frozenset("?bBhHiIlLqQefdFD")
 """Codes of the dtypes of which tensors can be made."""
@@ -46,8 +49,9 @@ def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]]) -> 
     if all(isinstance(value, np.ndarray) for value in values):
         if any(value.dtype.char not in STACKED for value in values):
             return values
-        # Tensors have the byte order of the machine.
-        values = [value.astype(value.dtype.newbyteorder("="), copy=False) for value in values]
+        if not all(value.dtype.isnative for value in values):
+            # Tensors have the byte order of the machine.
+            values = [value.astype(value.dtype.newbyteorder("="), copy=False) for value in values]
     # A tensor is known by its face: torch may not be installed.
     elif not all(callable(getattr(value, "new_zeros", None)) for value in values):
         return values

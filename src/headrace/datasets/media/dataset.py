@@ -18,7 +18,7 @@ from headrace.plan import IntArray
 from headrace.samples.media import Cooker, CrudeSample, SampleDecoder, SampleMapper, SourceInfo, choose_cooker
 from headrace.samples.media.mapper import Loader
 from headrace.samples.media.sample import BASE_FIELDS
-from headrace.stores import EnergonStore, RawSample, SampleStore
+from headrace.stores import EnergonStore, RawSample, Reader, SampleStore
 from headrace.stores import open as open_store
 from headrace.stores.sample_layouts import sample_layout
 
@@ -101,7 +101,7 @@ class MediaDataset(SampleDataset):
         *,
         split_config: str | None = None,
         dataset_config: str | None = None,
-        reader: str = "mmap",
+        reader: str | Reader = "mmap",
         **options: Any,
     ) -> MediaDataset:
         """What lies at a path, made into samples as its ``dataset.yaml`` says.
@@ -111,7 +111,7 @@ class MediaDataset(SampleDataset):
             split_part: of a dataset of Energon's the part, None for all shards; others have one part, ``"train"``.
             split_config: name of another split file in ``.nv-meta``.
             dataset_config: name of another ``dataset.yaml`` there.
-            reader: ``"mmap"`` or ``"pread"``.
+            reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
             options: those of `of`.
 
         Raises:
@@ -176,6 +176,11 @@ class MediaDataset(SampleDataset):
         kind = self.mapper.sample_type
         return BASE_FIELDS if self.mapper.is_crude else tuple(field.name for field in dataclasses.fields(kind))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody sees a sample before its batch: there is no cooker, and no loader of samples."""
+        return self.cooker is None and self._functions["sample_loader"] is None
+
     def cooked_by(self, cookers: Sequence[Cooker]) -> MediaDataset:
         """The same samples, cooked by these where they are crude. Raises ConfigError: none of them matches."""
         options = {**self._options, "cookers": tuple(cookers)}
@@ -200,7 +205,9 @@ class MediaDataset(SampleDataset):
         Raises:
             SampleError: it cannot be made; names file, key, part and byte.
         """
-        names = tuple(f"{raw.key}.{part}" for part in raw.parts if self.mapper.wants(part))
+        key = raw.key
+        wanted = raw.parts if self.mapper.takes_all else filter(self.mapper.wants, raw.parts)
+        names = tuple([f"{key}.{part}" for part in wanted])
         source = SourceInfo(dataset_path=self.store.path, index=index, shard_name=raw.shard, file_names=names)
         try:
             sample = self.mapper.make(

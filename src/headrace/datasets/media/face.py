@@ -10,6 +10,7 @@ from typing import Any
 from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.datasets.media.collating import collated
 from headrace.datasets.trace_origins import Origins, media_origins
+from headrace.datasets.watched import made
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.stores import SampleStore
@@ -76,7 +77,7 @@ class SampleDataset(Dataset):
             InputError: one is malformed on disk.
             StoreError: a file is missing, changed or cut short.
         """
-        return [make() for make in self.makers(addresses)]
+        return made(addresses, self.makers(addresses))
 
     @abstractmethod
     def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:

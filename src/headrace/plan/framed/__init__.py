@@ -13,7 +13,7 @@ May import: plan, errors.
 """
 
 from headrace.plan.framed.batches import GroupBatches
-from headrace.plan.framed.form import Form, Formed, Frame, plan_frame
+from headrace.plan.framed.form import Count, Counted, Form, Formed, Frame, plan_frame
 from headrace.plan.framed.items import Find, Items
 from headrace.plan.framed.journal import Journal, journal_record
 from headrace.plan.framed.lane import Figures, Framing, Lane, Unit, Walk
@@ -24,6 +24,7 @@ from headrace.plan.framed.singles import ShuffleBuffer, Singles
 from headrace.plan.framed.state import (
     LaneState,
     beginning,
+    lanes_in,
     merge_states,
     states_from_bytes,
     states_from_dict,
@@ -34,6 +35,8 @@ from headrace.plan.framed.state import (
 __all__ = [
     "OLDEST",
     "BestFit",
+    "Count",
+    "Counted",
     "Figures",
     "Find",
     "Form",
@@ -55,6 +58,7 @@ __all__ = [
     "Walk",
     "beginning",
     "journal_record",
+    "lanes_in",
     "merge_states",
     "plan_frame",
     "served_lanes",

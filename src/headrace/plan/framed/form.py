@@ -9,7 +9,8 @@ unit, and at the end of a run all are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -44,12 +45,32 @@ class Form(Protocol):
         """
 
 
+Count = Callable[[Items, Sequence[IntArray]], Sequence[int]]
+"""How many units come of the rows that are chosen together, each time: none, one or several."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Another form, of whose units each becomes as many as ``count`` says, all of the same items."""
+
+    form: Form
+    count: Count
+
+    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> Sequence[IntArray]:
+        """As the other."""
+        return self.form.choose(items, is_due, frame)
+
+
 class Formed(NamedTuple):
-    """The units of a frame: unit i is ``items`` ``rows[offsets[i]:offsets[i + 1]]``; all int64. And the next carry."""
+    """The units of a frame: unit i is ``items`` ``rows[offsets[i]:offsets[i + 1]]``; all int64. And the next carry.
+
+    ``parts`` says which of several units of the same items each is; else all are 0.
+    """
 
     items: Items
     rows: IntArray
     offsets: IntArray
+    parts: IntArray
     carry: Items
 
     @property
@@ -73,7 +94,6 @@ def plan_frame(form: Form, lanes: Lanes, frame: Frame, carry: Items, found: Item
     is_due = (ages >= OLDEST) | frame.is_last
     units = form.choose(items, is_due, frame)
     rows = np.concatenate([np.zeros(0, dtype=np.int64), *units]).astype(np.int64)
-    offsets = np.append(0, np.cumsum([len(unit) for unit in units])).astype(np.int64)
     times = np.bincount(rows, minlength=items.num_items)
     if len(times) > items.num_items or bool((times > 1).any()) or bool((times == 0)[is_due].any()):
         raise HeadraceError(
@@ -81,7 +101,14 @@ def plan_frame(form: Form, lanes: Lanes, frame: Frame, carry: Items, found: Item
             f"lane {frame.lane} with one in several of them, or with one left that is due: a fault of Headrace, please "
             "report it"
         )
-    return Formed(items, rows, offsets, items.take(np.flatnonzero(times == 0)))
+    parts = np.zeros(len(units), dtype=np.int64)
+    if isinstance(form, Counted) and len(units):
+        counts = np.array(form.count(items, units), dtype=np.int64)
+        parts = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        units = [unit for unit, count in zip(units, counts.tolist(), strict=True) for _ in range(count)]
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *units]).astype(np.int64)
+    offsets = np.append(0, np.cumsum([len(unit) for unit in units])).astype(np.int64)
+    return Formed(items, rows, offsets, parts, items.take(np.flatnonzero(times == 0)))
 
 
 def lane_key(key: int, lane: int) -> int:

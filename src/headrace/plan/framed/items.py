@@ -66,7 +66,8 @@ class Items(NamedTuple):
                 raise ConfigError(f"{self.num_items} items have {len(column)} {name}")
         steps, more = np.diff(self.positions), np.diff(self.outputs)
         rising = bool(((steps > 0) | ((steps == 0) & (more > 0))).all())
-        if not rising or not bool(np.isin(self.positions, positions).all()):
+        first, after = (np.searchsorted(positions, self.positions, side) for side in ("left", "right"))
+        if not rising or not bool((first < after).all()):
             raise ConfigError(
                 f"the items at {len(positions)} positions are not theirs, or not in the order of positions and outputs"
             )

@@ -37,12 +37,13 @@ class Framing:
 
 
 class Unit(NamedTuple):
-    """Unit ``unit`` of a lane, made in ``frame``: its items, in order."""
+    """Unit ``unit`` of a lane, made in ``frame``: its items, in order, and which ``part`` of several units of them."""
 
     lane: int
     unit: int
     frame: int
     items: Items
+    part: int = 0
 
 
 @dataclass
@@ -60,14 +61,18 @@ class Figures:
         """Count a frame."""
         self.num_frames += 1
         self.num_units += formed.num_units
-        self.num_items += len(formed.rows)
-        self.num_tokens += 0 if formed.items.lengths is None else int(formed.items.lengths[formed.rows].sum())
+        self.num_items += formed.items.num_items - formed.carry.num_items
+        self.num_tokens += _tokens(formed.items) - _tokens(formed.carry)
         self.carried += formed.carry.num_items
         self.most_carried = max(self.most_carried, formed.carry.num_items)
 
     def fill(self, max_length: int) -> float:
         """Tokens a unit over its room."""
         return self.num_tokens / (self.num_units * max_length) if self.num_units else 0.0
+
+
+def _tokens(items: Items) -> int:
+    return 0 if items.lengths is None else int(items.lengths.sum())
 
 
 @dataclass
@@ -103,8 +108,9 @@ class Lane:
                         f"on; found {number}: begin again from a saved state"
                     )
                 if number < self.marks[-1].first_unit:
-                    items = self._formed.unit(number - opened.first_unit)
-                    return Unit(opened.lane, number, opened.frame, items)
+                    at = number - opened.first_unit
+                    part = int(self._formed.parts[at])
+                    return Unit(opened.lane, number, opened.frame, self._formed.unit(at), part)
             if not self._advance():
                 return None
 

@@ -109,6 +109,18 @@ def states_from_dict(state: Mapping[str, Any], lanes: Lanes) -> tuple[LaneState,
     return states_from_bytes(data, lanes)
 
 
+def lanes_in(state: Mapping[str, Any]) -> Lanes:
+    """The lanes that a dict of ``states_to_dict`` is of, without the length of their run; raises StateError: none."""
+    try:
+        source = _Bytes(b64decode(state["states"], validate=True), 1)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"the saved lanes are damaged: {type(error).__name__}: {error}") from error
+    num_lanes, frame_positions = source.number(), source.number()
+    if min(num_lanes, frame_positions) < 1:
+        raise StateError(f"the saved lanes are damaged: {num_lanes} lanes with frames of {frame_positions} positions")
+    return Lanes(num_lanes=num_lanes, frame_positions=frame_positions)
+
+
 def merge_states(parts: Iterable[Iterable[LaneState]], lanes: Lanes, *, number: int) -> tuple[LaneState, ...]:
     """The states of all lanes from those that the ranks saved after the first ``number`` units of the run.
 

@@ -60,7 +60,7 @@ class Groups:
                 f"groups are {groups.dtype} of shape {groups.shape}; expected (num_items,) integers, at most 2^32 - 2"
             )
         self.grouping = grouping
-        names, group_of = np.unique(groups, return_inverse=True)
+        names, group_of = _named(groups)
         self._items = np.argsort(group_of, kind="stable").astype(np.uint32)
         self._begins: IntArray = np.append(0, np.cumsum(np.bincount(group_of, minlength=len(names))))
         self._sizes: IntArray = np.array([grouping.sizes.get(name, grouping.size) for name in names.tolist()], np.int64)
@@ -136,3 +136,22 @@ class Groups:
         filled = int(end - first) * size if self.grouping.remainder == "fill" else num_members
         found = first + np.unique(np.arange(ranks[0], filled, num_members, dtype=np.int64) // size)
         return np.sort(self._places[found[found < end]].astype(np.int64))
+
+
+def _named(groups: NDArray[np.integer[Any]]) -> tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]:
+    """The groups that occur, rising, and of each item the number of its own among them.
+
+    Small numbers, as measured groups have, are counted in place of sorted, and told in 16 bits where these are enough:
+    a stable sort of such is by radix, a tenth of the time.
+    """
+    if not len(groups) or int(groups.min()) < 0 or int(groups.max()) > max(_COUNTED, len(groups)):
+        return np.unique(groups, return_inverse=True)
+    occurs = np.zeros(int(groups.max()) + 1, dtype=bool)
+    occurs[groups] = True
+    names = np.flatnonzero(occurs)
+    numbers = np.cumsum(occurs, dtype=np.int64) - 1
+    return names, numbers.astype(np.min_scalar_type(len(names)))[groups]
+
+
+_COUNTED = 1 << 16
+"""A table of so many is made whatever the number of items."""

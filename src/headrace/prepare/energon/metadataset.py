@@ -43,35 +43,41 @@ def _prepare(path: Path, joins: dict[str, Join], above: tuple[Path, ...], only: 
     for split, node in splits.items():
         if only is not None and split != only:
             continue
-        for place, inner in _leaves(node, f"{path}: splits: {split}"):
+        for place, inner, split_part in _leaves(node, f"{path}: splits: {split}", str(split)):
             if "join" in inner:
                 try:
-                    join = write_join(
-                        cache_folder(path),
-                        _columns(inner["join"], path, inner.get("split_part", split), f"{place}: join"),
-                    )
+                    join = write_join(cache_folder(path), _columns(inner["join"], path, split_part, f"{place}: join"))
                 except ConfigError as error:
                     raise StoreError(f"{place}: join: {error}") from error
                 joins[f"{place}: join"] = join
                 made.append(join.path)
             elif str(inner.get("path", "")).endswith(".yaml"):
-                wanted = inner.get("split_part", split)
-                _prepare(path.parent / str(inner["path"]), joins, (*above, path.resolve()), str(wanted))
+                _prepare(_place(path, str(inner["path"])), joins, (*above, path.resolve()), split_part)
     if only is None:
         _remove_others(cache_folder(path), made)
 
 
-def _leaves(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The datasets and joins of a split, of blends too; of the first version as well."""
+def _leaves(node: Any, where: str, split_part: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The datasets and joins of a split, of blends too, each with its part: its own, else what is said around it.
+
+    Of the first version as well.
+    """
     found = as_map(node, where)
+    part = str(found.get("split_part") or split_part)
     lists = [name for name in (*_BLENDS, "datasets") if name in found]
     if not lists:
-        yield where, found
+        yield where, found, part
     for name in lists:
         if not isinstance(found[name], list):
             raise StoreError(f"{where}: {name}: expected a list of datasets, found {described(found[name])}")
         for number, inner in enumerate(found[name]):
-            yield from _leaves(inner, f"{where}: {name}: {number}")
+            yield from _leaves(inner, f"{where}: {name}: {number}", part)
+
+
+def _place(path: Path, named: str) -> Path:
+    """Where a path in the metadataset ``path`` leads; it may be written as ``file://``."""
+    protocol, separator, rest = named.partition("://")
+    return path.parent / (rest.removeprefix("localhost") if separator and protocol.lower() == "file" else named)
 
 
 def _columns(value: Any, path: Path, split: str, where: str) -> list[JoinColumn]:
@@ -87,8 +93,8 @@ def _columns(value: Any, path: Path, split: str, where: str) -> list[JoinColumn]
         if "split" in found:
             raise StoreError(f"{where}: unknown key 'split'; did you mean 'split_part'?")
         store = EnergonStore(
-            path.parent / found["path"],
-            split_part=found.get("split_part", split),
+            _place(path, found["path"]),
+            split_part=found.get("split_part") or split,
             split_config=found.get("split_config"),
         )
         columns.append(JoinColumn(store=store, nonmatch=found.get("nonmatch", "error"), name=name))

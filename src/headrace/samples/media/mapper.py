@@ -66,6 +66,8 @@ class SampleMapper:
             self.parts = None
         else:
             self.parts = tuple(part_filter)
+        self.takes_all = self.parts is None and part_filter is None
+        """Whether ``wants`` says yes to every part."""
         self._compile()
 
     def wants(self, part: str) -> bool:
@@ -135,9 +137,12 @@ class SampleMapper:
     def _from_all(self, raw_parts: Mapping[str, bytes], meta: tuple[Any, ...]) -> Any:
         known = dict(zip(META_PARTS, meta, strict=True))
         crude = CrudeSample(known)
-        for part, data in raw_parts.items():
-            if self.wants(part):
-                crude[part] = self._decode(part, data)
+        if self.takes_all and self.decoder is None:
+            crude.update(raw_parts)
+        else:
+            for part, data in raw_parts.items():
+                if self.wants(part):
+                    crude[part] = self._decode(part, data)
         if self._loader is None:
             return crude if self.sample_type is CrudeSample else self.sample_type(crude)
         try:

@@ -36,6 +36,26 @@ class SourceInfo:
     shard_name: str
     file_names: tuple[str, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Each sample has one: what a dataclass with slots does by itself takes five times as long.
+        return _source_info, (self.dataset_path, self.index, self.shard_name, self.file_names)
+
+
+def _source_info(path: str, index: str | int, shard: str, names: tuple[str, ...]) -> SourceInfo:
+    made = _new(SourceInfo)
+    _set_path(made, path)
+    _set_index(made, index)
+    _set_shard(made, shard)
+    _set_names(made, names)
+    return made
+
+
+_new = object.__new__
+# What is frozen is set by its slots: as the constructor does, in half the time.
+_set_path, _set_index, _set_shard, _set_names = (
+    getattr(SourceInfo, field.name).__set__ for field in dataclasses.fields(SourceInfo)
+)
+
 
 @sample_type
 class Sample:

@@ -130,11 +130,15 @@ class SampleDecoder:
         basic = basic_decoder(extension, trust_code=self._options["trust_code"], max_bytes=self._options["max_bytes"])
         if not self._options["guess_content"]:
             return by_name or basic or bytes
+        by_content: dict[str, Decode | None] = {}
 
         def decode(data: bytes) -> Any:
             guessed = guess_extension(data)
-            media = by_name if guessed is None else self._media(guessed)
-            return (media or basic or bytes)(data)
+            if guessed is None:
+                return (by_name or basic or bytes)(data)
+            if guessed not in by_content:
+                by_content[guessed] = self._media(guessed)
+            return (by_content[guessed] or basic or bytes)(data)
 
         return decode
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,8 +22,11 @@ import numpy as np
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media.decoding.failing import check_pixels
 from headrace.samples.media.decoding.jpeg import JpegCodec, decode_jpeg, load_simplejpeg, scale_to_cover
+from headrace.samples.media.rows import rows_here
 
 Pixels = np.ndarray[Any, Any]
+Place = Callable[[tuple[int, ...], Any], Pixels]
+"""Shape and dtype -> memory for an image."""
 
 
 class ImageForm(NamedTuple):
@@ -64,6 +68,8 @@ Pillow knows and cannot read (bufr, grib, h5, hdf); mpg and mpeg are videos."""
 _REFUSED_FORMATS = frozenset(("EPS", "BUFR", "GRIB", "HDF5", "WMF", "MPEG"))
 _COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 _255 = np.float32(255)
+_FLOATS = np.dtype(np.float32)
+_BYTES = np.dtype(np.uint8)
 
 
 def image_form(option: str) -> ImageForm:
@@ -97,34 +103,61 @@ def image_decoder(
     form = image_form(option)
     image_module = _load_pillow()
     simplejpeg = load_simplejpeg(codec)
-    finish = _finisher(form, image_module)
+    finish = _finisher(form)
+
+    is_as_decoded = form.kind == "numpy" and not form.is_float and form.mode != "L"
 
     def decode(data: bytes) -> Any:
+        rows = rows_here()
+        place = None if rows is None else partial(rows.next, decode)
+        pixels = None
         if simplejpeg is not None and data[:2] == b"\xff\xd8":
-            pixels = decode_jpeg(simplejpeg, data, form.mode, size, max_pixels)
+            pixels = decode_jpeg(simplejpeg, data, form.mode, size, max_pixels, place if is_as_decoded else None)
+        if pixels is None:
+            pixels = _through_pillow(image_module, data, form.mode, size, max_pixels, False)
+        elif is_as_decoded:
+            if rows is not None:
+                rows.keep(decode, pixels)
+            return pixels
+        made = finish(to_form(pixels, form, place))
+        if rows is not None:
+            rows.keep(decode, made)
+        return made
+
+    return _pil_decoder(image_module, simplejpeg, form.mode, size, max_pixels) if form.kind == "pil" else decode
+
+
+def _pil_decoder(
+    image_module: Any, simplejpeg: Any, mode: str, size: tuple[int, int] | None, max_pixels: int
+) -> Callable[[bytes], Any]:
+    def decode(data: bytes) -> Any:
+        if simplejpeg is not None and data[:2] == b"\xff\xd8":
+            pixels = decode_jpeg(simplejpeg, data, mode, size, max_pixels)
             if pixels is not None:
-                return finish(pixels)
-        return finish(_through_pillow(image_module, data, form.mode, size, max_pixels, form.kind == "pil"))
+                return image_module.fromarray(pixels)
+        return _through_pillow(image_module, data, mode, size, max_pixels, True)
 
     return decode
 
 
-def to_form(pixels: Pixels, form: ImageForm) -> Pixels:
-    """Pixels (H, W) or (H, W, C) uint8, as an array in the layout and dtype of a form."""
+def to_form(pixels: Pixels, form: ImageForm, place: Place | None = None) -> Pixels:
+    """Pixels (H, W) or (H, W, C) uint8, as an array in the layout and dtype of a form, at ``place`` if there is one."""
     if form.kind != "numpy":
         pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None] if form.kind == "chw" else pixels
-    if not form.is_float:
+    dtype = _FLOATS if form.is_float else _BYTES
+    if place is None and not form.is_float:
         return np.ascontiguousarray(pixels)
-    floats = pixels.astype(np.float32, order="C")
-    floats /= _255
-    return floats
+    out = np.empty(pixels.shape, dtype) if place is None else place(pixels.shape, dtype)
+    if form.is_float:
+        return np.divide(pixels, _255, out=out, dtype=np.float32)
+    np.copyto(out, pixels)
+    return out
 
 
-def _finisher(form: ImageForm, image_module: Any) -> Callable[[Any], Any]:
-    if form.kind == "pil":
-        return lambda image: image_module.fromarray(image) if isinstance(image, np.ndarray) else image
+def _finisher(form: ImageForm) -> Callable[[Pixels], Any]:
+    """Tensors where tensors are asked for."""
     if form.kind != "torch":
-        return lambda pixels: to_form(pixels, form)
+        return lambda pixels: pixels
     try:
         import torch
     except ImportError as error:
@@ -132,8 +165,7 @@ def _finisher(form: ImageForm, image_module: Any) -> Callable[[Any], Any]:
             "images as torch tensors need torch: pip install 'headrace[torch]', or ask for NumPy arrays: "
             f"image_decode='chw{form.mode.lower()}{'' if form.is_float else '8'}'"
         ) from error
-    from_numpy = torch.from_numpy
-    return lambda pixels: from_numpy(to_form(pixels, form))
+    return torch.from_numpy
 
 
 def _through_pillow(

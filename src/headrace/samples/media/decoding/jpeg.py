@@ -7,6 +7,7 @@ of RGB), and so does CMYK (by one): those go to Pillow. simplejpeg takes two thi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,8 @@ JpegCodec = Literal["auto", "simplejpeg", "pillow"]
 
 _SOURCES = {"L": ("Gray",), "RGB": ("YCbCr", "Gray"), "RGBA": ("YCbCr", "Gray")}
 _TARGETS = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
+_BYTES = np.dtype(np.uint8)
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
 def load_simplejpeg(codec: JpegCodec) -> Any:
@@ -49,9 +52,22 @@ def scale_to_cover(width: int, height: int, size: tuple[int, int] | None) -> int
 
 
 def decode_jpeg(
-    simplejpeg: Any, data: bytes, mode: str, size: tuple[int, int] | None, max_pixels: int
+    simplejpeg: Any,
+    data: bytes,
+    mode: str,
+    size: tuple[int, int] | None,
+    max_pixels: int,
+    place: Callable[[tuple[int, ...], Any], np.ndarray[Any, Any]] | None = None,
 ) -> np.ndarray[Any, Any] | None:
     """Pixels (H, W) or (H, W, C) uint8, or None where Pillow must do it, or must say what is wrong.
+
+    Args:
+        simplejpeg: the module.
+        data: the JPEG.
+        mode: "L", "RGB" or "RGBA".
+        size: see `scale_to_cover`.
+        max_pixels: a larger image is refused.
+        place: gives an array of a shape, (H, W, C), and a dtype to decode into; without it, the array is fresh.
 
     Raises:
         DecodeError: more than ``max_pixels``.
@@ -64,12 +80,16 @@ def decode_jpeg(
     if colorspace not in _SOURCES[mode]:
         return None
     scale = scale_to_cover(width, height, size)
-    least = (
-        {} if scale == 1 else {"min_height": -(-height // scale), "min_width": -(-width // scale), "min_factor": scale}
-    )
+    height, width = -(-height // scale), -(-width // scale)
+    options: dict[str, Any] = {} if scale == 1 else {"min_height": height, "min_width": width, "min_factor": scale}
+    shape = (height, width, _CHANNELS[mode])
+    if place is not None:
+        options["buffer"] = place(shape, _BYTES)
     try:
-        pixels: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(data, _TARGETS[mode], **least)
+        pixels: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(data, _TARGETS[mode], **options)
     except ValueError:
         # Strict: damage that libjpeg mends is an error here. Pillow mends it or refuses it, as everywhere else.
+        return None
+    if place is not None and pixels.shape != shape:
         return None
     return pixels[:, :, 0] if mode == "L" else pixels

@@ -1,0 +1,208 @@
+"""Samples through a task encoder whose results decide what comes next: what is made into units, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.dataset import Dataset
+from headrace.datasets.encoded.framed_sources import FramedSources
+from headrace.datasets.encoded.samples import Encoder
+from headrace.datasets.mix import Mix, named_datasets
+from headrace.encoders import EncoderPipeline, ErrorPolicy, TaskEncoder
+from headrace.encoders.hooks import hooks_of
+from headrace.errors import ConfigError
+from headrace.plan import IntArray
+from headrace.plan.framed import BestFit, Form, Frame, GroupBatches, Items, Selected, ShuffleBuffer, Singles
+
+_SINGLES_POSITIONS = 8
+_FRAME_POSITIONS = 1_000
+
+
+@dataclass(frozen=True)
+class HookPacks:
+    """Packs as ``select_samples_to_pack`` of the task encoder chooses them; whoever reads gives it the samples."""
+
+    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
+        """Not without samples: raises ConfigError."""
+        raise ConfigError("select_samples_to_pack chooses among samples, and here are only their numbers: use a reader")
+
+
+class Framed:
+    """Samples of media through any task encoder: one may have no output, or several; they are grouped or packed.
+
+    What becomes of a sample shows when it is encoded, so the order of units is found as the run goes: positions are
+    dealt to lanes, and each lane makes units of its own, a frame of positions at a time. Nothing is dropped: what is
+    not selected comes into a later unit. This describes, and reads nothing; `FramedRun` gives it an order and batches.
+
+    Args:
+        data: a dataset of media, or a mix of some.
+        encoder: the task encoder. Hooks that are not marked ``@stateless`` work, and then nothing can be made again.
+        form: how outputs become units: `Singles`, `ShuffleBuffer`, `GroupBatches`, `BestFit`, `Selected`. None: by the
+            hooks that the encoder has, ``select_samples_to_pack`` or ``batch_group_criterion`` or none of them.
+        frame_positions: how many positions a lane looks at together. None: 1,000 for packs and groups, 8 for single
+            outputs, the size of a shuffle buffer.
+        batch_size: of groups, where ``batch_group_criterion`` gives none.
+        seed: of the random numbers in hooks and of what forms draw, beside that of the order.
+        errors: what is done about samples that cannot be made.
+        buffer_bytes: up to how many bytes one process keeps of outputs that wait for their unit, beside the frame that
+            it plans; what is over it is encoded a second time.
+        most_empty_positions: a lane that finds nothing at so many positions in a row is an error.
+
+    Raises:
+        ConfigError: not media; what `EncoderPipeline` refuses; a form that the encoder has no hooks for; a generator as
+            ``encode_batch``; packs that are to be grouped.
+    """
+
+    def __init__(
+        self,
+        data: Dataset | Mix,
+        encoder: Encoder,
+        *,
+        form: Form | None = None,
+        frame_positions: int | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        errors: ErrorPolicy | None = None,
+        buffer_bytes: int = 1 << 30,
+        most_empty_positions: int = 100_000,
+    ) -> None:
+        if not isinstance(data, Dataset | Mix):
+            raise ConfigError(f"data is {data!r:.80}; expected a dataset of media, or a mix of some")
+        if not isinstance(encoder, TaskEncoder):
+            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
+        self.data = data
+        self.encoder = encoder
+        self.form = form_of(encoder, batch_size) if form is None else form
+        self.frame_positions = _positions(self.form) if frame_positions is None else frame_positions
+        self.batch_size = batch_size
+        self.seed = seed
+        self.errors = ErrorPolicy() if errors is None else errors
+        self.buffer_bytes = buffer_bytes
+        self.most_empty_positions = most_empty_positions
+        _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
+        self._check_form(self.pipeline())
+        # What the sources refuse is refused here, and not by the first worker.
+        self.not_stateless = self.sources(named_datasets(data)).not_stateless
+
+    @property
+    def is_packs(self) -> bool:
+        """Whether a unit is a pack, made of outputs."""
+        return isinstance(self.form, HookPacks | BestFit | Selected)
+
+    @property
+    def is_group_batches(self) -> bool:
+        """Whether a unit is a whole batch, of outputs of one group."""
+        return isinstance(self.form, GroupBatches)
+
+    def pipeline(self) -> EncoderPipeline:
+        """The hooks, for one reader."""
+        return EncoderPipeline(self.encoder, packing=self.is_packs, batch_size=self.batch_size)
+
+    def sources(self, datasets: Mapping[str, Any]) -> FramedSources:
+        """The datasets of the mix, in the order of the run, under the hooks: for one reader."""
+        return FramedSources(datasets, self.pipeline(), seed=self.seed, errors=self.errors)
+
+    @cached_property
+    def recipe(self) -> Mapping[str, Any]:
+        """JSON-safe: what the encoder and the policy make of a sample, and how units are formed."""
+        return {
+            "encoder": {**self.pipeline().recipe, "seed": self.seed, "on_error": self.errors.on_error},
+            "form": _form_recipe(self.form),
+            "frame_positions": self.frame_positions,
+        }
+
+    def describe(self) -> str:
+        """One line: what units are."""
+        return f"{type(self.encoder).__name__}, {self.frame_positions:,} positions a frame: {_named(self.form)}"
+
+    def _check_form(self, pipeline: EncoderPipeline) -> None:
+        form, kind = self.form, type(self.encoder).__name__
+        if not isinstance(form, Singles | ShuffleBuffer | GroupBatches | BestFit | Selected | HookPacks):
+            raise ConfigError(
+                f"form is {form!r:.80}; expected Singles, ShuffleBuffer, GroupBatches, BestFit or Selected of"
+                " headrace.plan.framed, or None"
+            )
+        if pipeline.hooks["encode_batch"].is_generator:
+            raise ConfigError(
+                f"{kind}.encode_batch is a generator: how many batches it gives would move all later steps; return one,"
+                " or give several outputs of a sample in encode_sample, or of a pack in pack_selected_samples"
+            )
+        if isinstance(form, BestFit) and not pipeline.hooks["sample_length"].is_overridden:
+            raise ConfigError(f"BestFit packs by lengths: override {kind}.sample_length, which gives that of a sample")
+        if isinstance(form, GroupBatches) and not pipeline.groups:
+            raise ConfigError(f"GroupBatches takes groups: override {kind}.batch_group_criterion, which gives them")
+        if isinstance(form, GroupBatches) and form.size != self.batch_size:
+            raise ConfigError(
+                f"form is {form} and batch_size {self.batch_size}: give the size of groups as batch_size, and leave the"
+                " form out"
+            )
+        if self.batch_size is not None and not self.is_group_batches:
+            raise ConfigError(
+                f"batch_size is {self.batch_size}, and units are no batches: batch_size is of groups; all others are"
+                " batched by the loader, micro_batch_size=..."
+            )
+
+
+def form_of(encoder: Encoder, batch_size: int | None) -> Form:
+    """The form that the hooks of an encoder ask for. Raises ConfigError: packs that are to be grouped."""
+    hooks = hooks_of(encoder)
+    kind = type(encoder).__name__
+    groups, packs = (hooks[name].is_overridden for name in ("batch_group_criterion", "pack_selected_samples"))
+    if groups and packs:
+        raise ConfigError(
+            f"{kind} overrides batch_group_criterion and pack_selected_samples: packs cannot be grouped; say which by"
+            " form=, GroupBatches() for groups of outputs that are not packed, or leave one of them out"
+        )
+    if packs and not hooks["select_samples_to_pack"].is_overridden:
+        raise ConfigError(
+            f"{kind} packs, and does not override select_samples_to_pack: say how long a pack is, form=BestFit(4096)"
+        )
+    if packs:
+        return HookPacks()
+    return GroupBatches(batch_size) if groups else Singles()
+
+
+def _positions(form: Form) -> int:
+    if isinstance(form, ShuffleBuffer):
+        return form.num_items
+    return _SINGLES_POSITIONS if isinstance(form, Singles) else _FRAME_POSITIONS
+
+
+def _check_numbers(frame_positions: int, buffer_bytes: int, most_empty_positions: int) -> None:
+    if frame_positions < 1 or buffer_bytes < 0 or most_empty_positions < 1:
+        raise ConfigError(
+            f"frame_positions is {frame_positions}, buffer_bytes {buffer_bytes} and most_empty_positions "
+            f"{most_empty_positions}; allowed are at least 1, 0 and 1"
+        )
+
+
+def _form_recipe(form: Any) -> dict[str, Any]:
+    values = {field.name: getattr(form, field.name) for field in fields(form)}
+    named = {name: _function_name(value) if callable(value) else value for name, value in values.items()}
+    return {"kind": type(form).__name__, **named}
+
+
+def _function_name(function: Any) -> str:
+    found = function if hasattr(function, "__qualname__") else type(function)
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+def _named(form: Form) -> str:
+    match form:
+        case Singles():
+            return "each output is a unit"
+        case ShuffleBuffer(num_items=size):
+            return f"each output is a unit, through a shuffle buffer of {size:,}"
+        case GroupBatches(size=size):
+            return f"a unit is a batch of one group, of {'its own size' if size is None else f'{size:,} samples'}"
+        case BestFit(max_length=length):
+            return f"a unit is a pack of {length:,}, by best fit"
+        case HookPacks():
+            return "a unit is a pack, as select_samples_to_pack chooses"
+    return f"a unit is a pack, as {_form_recipe(form).get('select')} chooses"

@@ -1,0 +1,195 @@
+"""A run of units: data, task encoder, order, lanes and batches, which together fix every byte of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from operator import index
+from typing import Any
+
+from headrace.datasets.encoded.framed import Framed
+from headrace.datasets.encoded.framed_keys import parsed
+from headrace.datasets.encoded.framed_sources import FramedSources
+from headrace.datasets.encoded.unit_reader import UnitReader
+from headrace.datasets.outline import sources_outline
+from headrace.datasets.run import Located, Run
+from headrace.errors import ConfigError
+from headrace.plan import BatchSchedule, IntArray, Order, Recipe
+from headrace.plan.framed import Framing, Lanes, LaneState, beginning, serving
+
+FRAMED_FORMAT = 1
+"""Version of the algorithms behind frames and forms; a change that alters any unit raises it."""
+
+
+class FramedRun:
+    """All that decides which units make step N: units [N G, (N + 1) G). Ranks and workers are not part of it.
+
+    The samples of the mix come in the order of `Run`; position p of them belongs to lane p modulo ``num_lanes``, and so
+    does unit u of the run. A lane makes its units of its own samples alone, so that nobody has to ask another.
+
+    ``epochs`` or ``samples`` say how many samples are fed, as those of `Run`; how many units that makes shows at the
+    end, where lanes run out one after another. ``steps`` says how many steps are taken; a run that has fewer units ends
+    before.
+
+    Construction costs O(sources). It reads nothing.
+
+    Args:
+        data: what is made into units.
+        global_batch_size: units of a step, a number or pieces ``[(first step, size), ...]``.
+        num_lanes: a divisor of every global batch; None: as many as units of a step. Fewer lanes wait for less, and
+            more ranks can share the work of more lanes.
+        order, epochs, samples: see `Run`.
+        steps: where the run ends.
+
+    Raises:
+        ConfigError: what `Run` and `Lanes` refuse; ``steps`` below 1.
+    """
+
+    def __init__(
+        self,
+        data: Framed,
+        *,
+        global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]],
+        num_lanes: int | None = None,
+        order: Order | None = None,
+        epochs: int | None = None,
+        samples: int | None = None,
+        steps: int | None = None,
+    ) -> None:
+        if not isinstance(data, Framed):
+            raise ConfigError(f"data is {data!r:.80}; expected Framed(dataset, encoder)")
+        self.data = data
+        self.schedule = BatchSchedule.of(global_batch_size)
+        self.stream = Run(data.data, global_batch_size=1, order=order, epochs=epochs, samples=samples)
+        lanes = Lanes.of(
+            self.schedule,
+            frame_positions=data.frame_positions,
+            num_lanes=num_lanes,
+            num_positions=self.stream.length,
+        )
+        self.framing = Framing(lanes, data.form, data.seed, data.most_empty_positions)
+        self.num_steps = None if steps is None else index(steps)
+        if self.num_steps is not None and self.num_steps < 1:
+            raise ConfigError(f"steps is {steps}; a run has at least 1, or None")
+
+    @property
+    def lanes(self) -> Lanes:
+        """How positions and units are dealt."""
+        return self.framing.lanes
+
+    @property
+    def length(self) -> int | None:
+        """Units of the run where that is known beforehand: those of ``steps`` of samples without an end. None: not."""
+        if self.num_steps is None or self.lanes.num_positions is not None:
+            return None
+        return self.schedule.begin(self.num_steps)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of each dataset in the mix, by its number."""
+        return self.stream.paths
+
+    @property
+    def is_group_batches(self) -> bool:
+        """Whether a unit is a whole batch, of one group: then micro-batches are of one unit."""
+        return self.data.is_group_batches
+
+    @property
+    def not_stateless(self) -> str | None:
+        """The first hook that is used and not marked ``@stateless``, so that nothing can be made again; or None."""
+        return self.data.not_stateless
+
+    @cached_property
+    def _sources(self) -> FramedSources:
+        return self.new_sources()
+
+    def new_sources(self) -> FramedSources:
+        """The datasets under the hooks, for one reader."""
+        return self.data.sources(dict(zip(self.paths, self.stream.datasets, strict=True)))
+
+    def locate(self, positions: IntArray) -> Located:
+        """Dataset and address of the sample at each position. O(log sources), reads nothing."""
+        found = self.stream.lookup(positions)
+        keys = None if self.stream.order.kind == "none" else found.keys
+        return Located(positions, found.sources, self._sources.addresses(found.sources, found.indices, keys))
+
+    def reader(self, states: Sequence[LaneState] | None = None) -> UnitReader:
+        """What makes units, from the states of the lanes that it will be asked for; None: from the beginning."""
+        return UnitReader(self, beginning(self.lanes) if states is None else states)
+
+    def units(self, step: int) -> list[Any]:
+        """The samples of a step, made from the beginning of the run on: O(step). For a look, and for tests."""
+        begin, end = self.schedule.begin(step), self.schedule.begin(step + 1)
+        reader = self.reader()
+        for number in range(begin):
+            reader.skip(number)
+        return [sample for sample in reader.samples(range(begin, end)) if sample is not None]
+
+    def restore_sample(self, key: Any) -> Any:
+        """A sample of a restore key again, bit for bit; of the list of keys of a batch, the batch.
+
+        Needs nothing but the key: no state, no order.
+
+        Raises:
+            ConfigError: not a key of this source, its sample is not what it was, or a hook is not ``@stateless``.
+        """
+        if self.not_stateless is not None:
+            raise ConfigError(
+                f"{type(self.data.encoder).__name__}.{self.not_stateless} is not marked @stateless: it may depend on"
+                " what ran before, so that no sample can be made again; mark it"
+            )
+        reader = self.reader(())
+        if isinstance(key, list):
+            samples = [reader.sources.restored(parsed(one)) for one in key]
+            return reader.collate([samples] if self.is_group_batches else samples)
+        return reader.sources.restored(parsed(key))
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What decides the bytes of every step, by part; save it beside the checkpoint.
+
+        The number of positions is in it: at the end all that was carried on is flushed, so another end is another run.
+        """
+        stream = self.stream.recipe
+        made = {"kind": "framed", **self.data.recipe["encoder"]}
+        lanes = self.lanes
+        return Recipe(
+            format={**stream.format, "framed": FRAMED_FORMAT},
+            dataset={path: {**made, "dataset": recipe} for path, recipe in stream.dataset.items()},
+            blend=stream.blend,
+            order=stream.order,
+            batch={
+                "pieces": [list(piece) for piece in self.schedule.pieces],
+                "form": self.data.recipe["form"],
+                "seed": self.data.seed,
+                "num_lanes": lanes.num_lanes,
+                "frame_positions": lanes.frame_positions,
+                "num_positions": lanes.num_positions,
+            },
+        )
+
+    def describe(self, *, world_size: int | None = None, micro_batch_size: int = 1) -> str:
+        """The mix as a tree, then what units are; with ``world_size``, what sharing lanes costs the ranks."""
+        lines = sources_outline(self.stream.plan, self.stream.datasets)
+        lines.append(f"units: {self.data.describe()}")
+        pieces = [f"{size:,} units from step {step:,}" for step, size in self.schedule.pieces]
+        lines.append(f"global batch: {', '.join(pieces)}; {self.lanes.num_lanes:,} lanes")
+        length = self.stream.length
+        lines.append("length: endless" if length is None else f"length: of {length:,} samples")
+        if self.num_steps is not None:
+            lines[-1] += f", at most {self.num_steps:,} steps"
+        if world_size is not None:
+            costs = {
+                size: serving(
+                    self.lanes, global_batch_size=size, world_size=world_size, micro_batch_size=micro_batch_size
+                ).describe()
+                for _, size in self.schedule.pieces
+            }
+            lines += [f"{world_size:,} ranks: {line}" for line in dict.fromkeys(costs.values())]
+        return "\n".join(lines)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_sources", "recipe")}
+
+    def __repr__(self) -> str:
+        return f"<FramedRun: {len(self.paths)} sources, {self.lanes.num_lanes:,} lanes, {self.data.describe()}>"

@@ -1,0 +1,333 @@
+"""Outputs, groups and packs of samples under a task encoder, in closed form over facts that were measured once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from headrace.datasets.encoded.batches import one_batch, raised
+from headrace.datasets.encoded.keys import keyed, restore_key_of
+from headrace.datasets.encoded.measured_form import check_facts, form_of
+from headrace.datasets.encoded.measured_units import Form, MeasuredUnits
+from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
+from headrace.datasets.measuring.chunk import measured_pipeline
+from headrace.datasets.measuring.facts import MeasuredFacts
+from headrace.datasets.measuring.group_keys import key_text
+from headrace.datasets.media import SampleDataset
+from headrace.datasets.trace_origins import Origins
+from headrace.encoders import HookFailure, Place
+from headrace.encoders.pipeline import Output
+from headrace.errors import ConfigError, SkipSample, StateError
+from headrace.plan import IntArray, KeyArray
+from headrace.plan.measured import Grouping
+from headrace.plan.packing import Packing
+from headrace.samples.media.sample import BASE_FIELDS
+
+RESTORE: Final = "Measured"
+
+
+class MeasuredDataset(SampleDataset):
+    """Sample i is unit i: an output of a good sample, a pack of outputs, or a batch of outputs of one group.
+
+    The number of units and what each is made of are known without reading, from facts that `measure` kept. So blends,
+    orders, epochs and resume are those of any dataset, the state a position. Bad samples and those without outputs
+    are left out. Each output is looked at again when it is made: another number of outputs, length or group than was
+    measured is an error.
+
+    An address is the number of the unit with bits of the epoch's key; the restore key of a sample holds it, and which
+    member of a batch it is. Random numbers in ``cook``, ``encode`` and ``postencode`` hooks depend on sample and
+    epoch, those of ``pack_selected_samples`` on the pack's first sample, those of batches on their first unit.
+    An output that is asked for without its siblings costs the encoding of its whole sample.
+
+    Args:
+        dataset: of media, the one that was measured.
+        encoder: the task encoder, as it was measured.
+        facts: of `measure`, or their folder.
+        form: what makes a unit. Of an encoder that packs a `Packing` by lengths, which makes
+            ``select_samples_to_pack`` needless; its outputs are not cut. Of one with ``batch_group_criterion`` a
+            `Grouping`, None for that of ``facts.grouping()``; then a unit is a whole batch, and micro-batches have one.
+        exclude: numbers of samples that are left out beside the bad ones.
+        seed: of the random numbers in hooks, beside that of the order.
+
+    Raises:
+        StaleCacheError: the facts are of another dataset, or another encoder or version of it.
+        ConfigError: what `EncoderPipeline` refuses; a form without its facts or hooks; nothing left.
+        StoreError: no facts are there, or they are damaged.
+    """
+
+    def __init__(
+        self,
+        dataset: Media,
+        encoder: Encoder,
+        facts: MeasuredFacts | str | os.PathLike[str],
+        *,
+        form: Form | None = None,
+        exclude: Sequence[int] | IntArray = (),
+        seed: int = 0,
+    ) -> None:
+        self.pipeline = measured_pipeline(encoder)
+        self.outputs = SampleEncoder(dataset, self.pipeline, seed=seed, errors=None, may_skip=True)
+        self.dataset = self.outputs.dataset
+        self.store = self.dataset.store
+        self.encoder = encoder
+        self.seed = seed
+        self.errors = self.outputs.errors
+        self.faults = self.outputs.faults
+        self.facts = facts if isinstance(facts, MeasuredFacts) else MeasuredFacts.open(facts)
+        check_facts(self.facts, self.dataset, self.pipeline)
+        self.units = MeasuredUnits(self.facts, form_of(form, self.pipeline, self.facts), exclude)
+        self.form = self.units.form
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    @property
+    def shard_bounds(self) -> IntArray:
+        """(shards + 1,) int64: borders of the shards, as units; groups and packs are of all shards."""
+        return self.units.shard_bounds(self.store.shard_bounds)
+
+    @property
+    def is_group_batches(self) -> bool:
+        """Whether a unit is a whole batch, of one group."""
+        return isinstance(self.form, Grouping)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that all samples have: what hooks make of them shows when they are read."""
+        return BASE_FIELDS
+
+    @property
+    def collated_by(self) -> dict[str, Any]:
+        """The encoder: a batch is made by the hooks of one."""
+        return {"kind": "measured batches" if self.is_group_batches else "measured units", **self.pipeline.recipe}
+
+    @property
+    def unrestorable(self) -> str | None:
+        """The first hook that is not marked ``@stateless``."""
+        hook = self.outputs.not_stateless
+        return None if hook is None else f"{type(self.encoder).__name__}.{hook}"
+
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """(n,) int64: numbers of units with bits of their epochs."""
+        return self.units.locate(indices, keys)
+
+    def samples(self, addresses: IntArray) -> list[Any]:
+        """See `SampleDataset.samples`; of groups a list of samples for each unit."""
+        with self.pipeline:
+            return super().samples(addresses)
+
+    def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
+        """Reads the samples of some units, all together; each function then makes one unit."""
+        addresses = np.asarray(addresses, dtype=np.int64)
+        with_epoch = addresses != self.units.numbers(addresses)
+        if with_epoch.any() and not with_epoch.all():
+            return [self.makers(addresses[row : row + 1])[0] for row in range(len(addresses))]
+        rows = self.units.rows(addresses)
+        samples, places = np.unique(self.outputs.addresses(rows.samples, rows.keys), return_inverse=True)
+        counts = self.facts.arrays["num_outputs"][self.outputs.indices(samples)].tolist()
+        sources = [_Source(make, count) for make, count in zip(self.outputs.makers(samples), counts, strict=True)]
+        found = [
+            _Row(sources[place], *numbers)
+            for place, *numbers in zip(
+                places.tolist(), rows.samples.tolist(), rows.outputs.tolist(), rows.facts.tolist(), strict=True
+            )
+        ]
+        bounds = pairwise(rows.offsets.tolist())
+        return [
+            partial(self._unit, address, found[low:high])
+            for address, (low, high) in zip(addresses.tolist(), bounds, strict=True)
+        ]
+
+    def _unit(self, address: int, rows: list[_Row]) -> Any:
+        kind = type(self.encoder).__name__
+        outputs = [self._output(row) for row in rows]
+        if isinstance(self.form, Packing):
+            pack = self._pack(outputs, f"the pack that begins with sample {rows[0].sample:,} of {self.store.path}")
+            return keyed(pack, (RESTORE, address, 0, *(restore_key_of(pack) or ())), kind)
+        made = [
+            keyed(one.sample, (RESTORE, address, number, *(restore_key_of(one.sample) or ())), kind)
+            for number, one in enumerate(outputs)
+        ]
+        return made if self.is_group_batches else made[0]
+
+    def _pack(self, outputs: list[Output], where: str) -> Any:
+        kind = type(self.encoder).__name__
+        try:
+            packs = self.pipeline.pack(outputs)
+        except HookFailure as failure:
+            error = raised(failure, kind, where)
+            if isinstance(error, SkipSample):
+                raise ConfigError(
+                    f"SkipSample in {failure.hook.name} of {kind}: {where} has its place already; leave"
+                    " samples out in preencode_sample, and measure again"
+                ) from error
+            raise error from error.__cause__
+        if len(packs) != 1:
+            raise ConfigError(
+                f"{kind}.pack_selected_samples gave {len(packs)} packs for {where}; of measured samples it gives one"
+            )
+        return packs[0].sample
+
+    def _output(self, row: _Row) -> Output:
+        """An output, compared with what was measured of it."""
+        found = row.source.outputs(row.output)
+        if found is not None:
+            raise self._differs(row, f"{found} outputs", f"{row.source.count}")
+        one = row.source.take(row.output)
+        try:
+            if isinstance(self.form, Packing):
+                measured = int(self.facts.arrays["lengths"][row.fact])
+                if (length := self.pipeline.length(one)) != measured:
+                    raise self._differs(row, f"an output of length {length:,}", f"{measured:,}")
+            elif self.is_group_batches:
+                group = self.facts.summary.groups[int(self.facts.arrays["groups"][row.fact])]
+                key, size = self.pipeline.criterion(one)
+                if (key_text(key), size) != (group.key, group.size):
+                    raise self._differs(row, f"an output of the group {key!r}, {size}", f"{group.key}, {group.size}")
+        except HookFailure as failure:
+            where = f"sample {row.sample:,} of {self.store.path}"
+            error = raised(failure, type(self.encoder).__name__, where)
+            raise error from error.__cause__
+        return one
+
+    def _differs(self, row: _Row, found: str, measured: str) -> StateError:
+        return StateError(
+            f"{type(self.encoder).__name__} gave {found} for sample {row.sample:,} of {self.store.path}, where"
+            f" {measured} was measured ({self.facts.path}): if its code was changed, raise its `version` and measure"
+            " again; hooks may not decide such facts by random numbers"
+        )
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        """Samples as one batch, by ``batch`` and ``encode_batch``, in columns; of groups the samples of one unit."""
+        if not samples:
+            return {name: [] for name in self.columns}
+        if isinstance(samples[0], list):
+            if len(samples) != 1:
+                raise ConfigError(
+                    f"a unit is a whole batch of one group, and {len(samples)} of them were to be made into one: give"
+                    " the loader micro_batch_size=1; global batches count units"
+                )
+            samples = samples[0]
+        key = restore_key_of(samples[0])
+        address = _parsed(key)[0]
+        return one_batch(
+            self.pipeline,
+            samples,
+            Place(self.outputs.key, address),
+            key,
+            kind="a measured source",
+            instead="leave samples out in encode_sample, and measure again",
+        )
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        """The sample of a restore key again, bit for bit; of the list of keys of a batch, the batch.
+
+        Raises:
+            ConfigError: not a key of this dataset, or its samples are not those that it was made of; a hook that is not
+                ``@stateless``.
+        """
+        if self.unrestorable is not None:
+            raise ConfigError(
+                f"{self.unrestorable} is not marked @stateless: it may depend on what ran before, so that no sample can"
+                " be made again; mark it"
+            )
+        if isinstance(restore_key, list):
+            made = [self.restore_sample(key) for key in restore_key]
+            return self.collate([made] if self.is_group_batches else made)
+        address, number = _parsed(restore_key)
+        if address < 0 or self.units.numbers(np.array([address]))[0] >= len(self):
+            raise ConfigError(f"{restore_key!r:.80} is not a restore key of {self!r}")
+        unit = self.samples(np.array([address], dtype=np.int64))[0]
+        members = unit if self.is_group_batches else [unit]
+        if not 0 <= number < len(members) or restore_key_of(members[number]) != restore_key:
+            found = [restore_key_of(member) for member in members]
+            raise ConfigError(f"{restore_key!r:.80} now gives {found!r:.80}: the data, facts or form have changed")
+        return members[number]
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """Those of all samples in each unit."""
+        return self.units.origins(self.store, addresses)
+
+    def find_keys(self, key: str) -> list[int]:
+        """The units with something of the first sample of a key. Raises ConfigError: see `MeasuredUnits.find`."""
+        return self.units.find(self.store, key)
+
+    def find_key(self, key: str) -> int:
+        """The first of `find_keys`."""
+        return self.find_keys(key)[0]
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the samples: the encoder is told from others by name and version, facts by their content."""
+        return {
+            "kind": "measured",
+            "version": 1,
+            "dataset": self.dataset.recipe,
+            **self.pipeline.recipe,
+            "seed": self.seed,
+            **self.units.recipe,
+        }
+
+    def describe(self) -> str:
+        """One line."""
+        summary = self.facts.summary
+        left = len(self.units.exclude) + summary.bad_samples + summary.skipped_samples
+        what = f"{self.dataset.describe()}, encoded by {type(self.encoder).__name__}"
+        form = ""
+        if isinstance(self.form, Packing):
+            packs = self.units.measured.packs
+            share = packs.ledger.num_tokens / (len(packs) * self.form.max_seq_len) if packs else 0.0
+            form = f", {self.form.strategy} packs of {self.form.max_seq_len:,}, {share:.1%} full"
+        elif self.is_group_batches and self.units.measured.groups is not None:
+            form = f", batches of one of {self.units.measured.groups.num_groups:,} groups"
+        return f"{what}: {summary.outputs:,} outputs of {summary.samples:,} samples, {left:,} left out{form}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.dataset, self.encoder, self.facts, self.form, self.units.exclude, self.seed)
+
+
+class _Source:
+    """The outputs of one sample, made when the first is asked for, each handed out once."""
+
+    def __init__(self, make: Callable[[], list[Output]], count: int) -> None:
+        self.count = count
+        self._make = make
+        self._outputs: dict[int, Output] = {}
+
+    def outputs(self, number: int) -> int | None:
+        """Make the outputs where this one is not there; how many there are, if not as many as were measured."""
+        if number not in self._outputs:
+            made = self._make()
+            if len(made) != self.count:
+                return len(made)
+            self._outputs = dict(enumerate(made))
+        return None
+
+    def take(self, number: int) -> Output:
+        # Whoever gets it may change it: asked for twice, it is made twice.
+        return self._outputs.pop(number)
+
+
+class _Row(NamedTuple):
+    source: _Source
+    sample: int
+    output: int
+    fact: int
+
+
+def _parsed(key: Any) -> tuple[int, int]:
+    match key:
+        case (str(kind), int(address), int(number), *_) if kind == RESTORE:
+            return address, number
+    raise ConfigError(f"{key!r:.80} is not a restore key of MeasuredDataset")
+
+
+def _again(
+    dataset: Media, encoder: Encoder, facts: MeasuredFacts, form: Form | None, exclude: IntArray, seed: int
+) -> MeasuredDataset:
+    return MeasuredDataset(dataset, encoder, facts, form=form, exclude=exclude, seed=seed)

@@ -1,0 +1,185 @@
+"""The units of a measured source: numbers alone, without data or encoder, as a trace asks for them, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from headrace.datasets.measuring.facts import MeasuredFacts
+from headrace.datasets.pack_plans import cache_folder
+from headrace.datasets.trace_origins import Origins, media_origins
+from headrace.errors import ConfigError, StoreError
+from headrace.plan import IntArray, KeyArray
+from headrace.plan.measured import Grouping, Measured
+from headrace.plan.packing import Packing
+from headrace.stores import SampleStore
+
+Form = Grouping | Packing
+
+
+class Rows(NamedTuple):
+    """What some units are made of: unit i of the rows from ``offsets[i]`` to ``offsets[i + 1]``.
+
+    ``offsets`` (units + 1,) int64; (rows,) int64: ``samples`` of the dataset, which of their ``outputs``, and
+    ``facts``, the number of that output among those of all samples; ``keys`` (rows,) uint64 of the epoch, or None.
+    """
+
+    offsets: IntArray
+    samples: IntArray
+    outputs: IntArray
+    facts: IntArray
+    keys: KeyArray | None
+
+
+class MeasuredUnits:
+    """Single outputs, groups or packs of them, by their numbers.
+
+    An address is the number of a unit together with bits of the epoch's key. What of the key is in no address does
+    not count: by ``regroup`` and ``repack``, too, units are made by these bits.
+
+    Args:
+        facts: as `measure` kept them.
+        form: what makes a unit; None: each output.
+        exclude: numbers of samples that are left out.
+
+    Raises:
+        ConfigError: what `Measured` refuses; there is no such sample.
+    """
+
+    def __init__(self, facts: MeasuredFacts, form: Form | None, exclude: Sequence[int] | IntArray = ()) -> None:
+        self.facts = facts
+        self.form = form
+        self.exclude = np.unique(np.asarray(exclude, dtype=np.int64))
+        self.measured = Measured(facts.facts(self.exclude), form=form)
+        self._bits = max(1, (len(self) - 1).bit_length())
+
+    @classmethod
+    def of(cls, facts: MeasuredFacts, recipe: Mapping[str, Any]) -> MeasuredUnits:
+        """Those of a dataset with this recipe."""
+        kinds: dict[str, type[Form]] = {"grouping": Grouping, "packing": Packing}
+        form = [msgspec.convert(given, kinds[kind], str_keys=True) for kind, given in recipe["form"].items()]
+        return cls(facts, form[0] if form else None, recipe["exclude"])
+
+    def __len__(self) -> int:
+        return self.measured.num_units
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """JSON-safe: what decides them."""
+        form = {} if self.form is None else msgspec.to_builtins(self.form, str_keys=True)
+        kind = "grouping" if isinstance(self.form, Grouping) else "packing"
+        return {
+            "facts": {"name": self.facts.name, "xxh3_128": self.facts.summary.xxh3_128},
+            "form": {} if self.form is None else {kind: form},
+            "exclude": self.exclude.tolist(),
+        }
+
+    def locate(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
+        """(n,) int64: the number of each unit in the low bits, those of the epoch's key above, never negative."""
+        if keys is None:
+            return indices
+        shift = np.uint64(self._bits)
+        return indices | ((np.asarray(keys, dtype=np.uint64) >> np.uint64(self._bits + 1)) << shift).astype(np.int64)
+
+    def numbers(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: numbers of units, without what belongs to the epoch."""
+        return addresses & np.int64((1 << self._bits) - 1)
+
+    def rows(self, addresses: IntArray) -> Rows:
+        """What the units at some addresses are made of; all of them with an epoch, or all without."""
+        units = self.numbers(addresses)
+        keys = (addresses >> np.int64(self._bits)).astype(np.uint64) << np.uint64(self._bits + 1)
+        found = self.measured.members(units, keys if keys.any() else None)
+        counts = np.diff(found.offsets)
+        outputs = self.measured.facts.outputs
+        facts = found.samples if outputs is None else outputs.begins(found.samples) + found.outputs
+        of_rows = np.repeat(keys, counts) if keys.any() else None
+        return Rows(found.offsets, found.samples, found.outputs, facts, of_rows)
+
+    @cached_property
+    def differs_by_epoch(self) -> bool:
+        """Whether a unit has other members in another epoch."""
+        if isinstance(self.form, Grouping):
+            return self.form.regroup
+        return self.form is not None and self.form.repack
+
+    def shard_bounds(self, bounds: IntArray) -> IntArray:
+        """(shards + 1,) int64: borders of the shards, as units; of groups and packs all are one."""
+        if self.form is not None:
+            return np.array([0, len(self)], dtype=np.int64)
+        facts = self.measured.facts
+        ends = bounds if facts.outputs is None else facts.outputs.begins(bounds)
+        return np.unique(ends if facts.kept is None else facts.kept.rank(ends))
+
+    def origins(self, store: SampleStore, addresses: IntArray) -> list[Origins]:
+        """Key and shard of each sample in each unit."""
+        rows = self.rows(addresses)
+        samples, places = np.unique(rows.samples, return_inverse=True)
+        found = media_origins(store, samples)
+        return [
+            tuple(origin for place in places[low:high].tolist() for origin in found[place])
+            for low, high in pairwise(rows.offsets.tolist())
+        ]
+
+    def find(self, store: SampleStore, key: str) -> list[int]:
+        """The units that hold something of a sample.
+
+        Raises:
+            ConfigError: there is none with this key, it is left out, or that differs from epoch to epoch.
+        """
+        try:
+            sample = store.find(key)
+        except KeyError:
+            raise ConfigError(f"{store.path}: has no sample with the key {key!r}") from None
+        if self.differs_by_epoch:
+            raise ConfigError(
+                f"with regroup or repack, the unit that holds {key!r} differs from epoch to epoch: ask by the number of"
+                " a unit, and see its members"
+            )
+        units = self.measured.units(sample)
+        if not len(units):
+            reason = "it is bad" if not self.facts.arrays["is_good"][sample] else "it has no output, or was left out"
+            raise ConfigError(f"{key!r}, sample {sample:,} of {store.path}, is in no unit: {reason}")
+        found: list[int] = units.tolist()
+        return found
+
+
+class MeasuredFace:
+    """The units of a saved run, as a trace asks for them: facts out of the cache folder, keys out of the store.
+
+    Raises:
+        StoreError: the facts are not there, or are others than those of the run.
+    """
+
+    def __init__(self, store: SampleStore, recipe: Mapping[str, Any]) -> None:
+        self._store = store
+        name, content = recipe["facts"]["name"], recipe["facts"]["xxh3_128"]
+        folder = cache_folder("facts")
+        facts = None if folder is None else MeasuredFacts.find(folder / name)
+        if facts is None or facts.summary.xxh3_128 != content:
+            raise StoreError(
+                f"{folder}: has {'no' if facts is None else 'other'} facts {name}, so that samples are told by number"
+                " alone; set HEADRACE_CACHE to the folder above facts/"
+            )
+        self._units = MeasuredUnits.of(facts, recipe)
+
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """Numbers of units with bits of their epochs."""
+        return self._units.locate(indices, keys)
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """Those of all samples in each unit."""
+        return self._units.origins(self._store, addresses)
+
+    def holders(self, document: int) -> IntArray:
+        """Raises ConfigError: units are not of documents."""
+        raise ConfigError(f"{self._store.path}: which units hold document {document} is not known; ask by a key")
+
+    def find_keys(self, key: str) -> list[int]:
+        """The units with something of a sample."""
+        return self._units.find(self._store, key)

@@ -1,0 +1,323 @@
+"""Units of a framed run as one process makes them: it walks the lanes that it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.datasets.encoded.batches import one_batch, raised
+from headrace.datasets.encoded.framed import HookPacks
+from headrace.datasets.encoded.framed_keys import OutputKey, pack_key, parsed
+from headrace.datasets.encoded.framed_sources import Made
+from headrace.datasets.encoded.held import Held
+from headrace.datasets.encoded.keys import keyed, restore_key_of
+from headrace.encoders import FaultLog, HookFailure, Place, at_positions
+from headrace.errors import ConfigError, SkipSample
+from headrace.plan import IntArray
+from headrace.plan.framed import Counted, Figures, Items, LaneState, Selected, Unit, Walk
+from headrace.samples.media.sample import BASE_FIELDS
+
+if TYPE_CHECKING:
+    from headrace.datasets.encoded.framed_run import FramedRun
+
+Pair = tuple[int, int]
+"""Position of the run and output: what tells an item from all others."""
+
+
+@dataclass(frozen=True)
+class ReaderFigures:
+    """What a reader has done.
+
+    ``frames``: see `Figures`; ``num_encoded`` samples, ``num_encoded_again`` of them a second time for want of room;
+    ``num_held`` outputs and packs wait for their units now, ``most_held_bytes`` is the most that they took.
+    """
+
+    frames: Figures
+    num_encoded: int
+    num_encoded_again: int
+    num_held: int
+    most_held_bytes: int
+
+
+class UnitReader:
+    """Makes units by their numbers, those of a lane in rising order; what lies between them is passed over.
+
+    A unit is a function of the recipe and its number: any reader that begins at a state before it makes the same.
+
+    Args:
+        run: of which.
+        states: of the lanes that will be asked for, at or before the first unit of each.
+    """
+
+    def __init__(self, run: FramedRun, states: Sequence[LaneState]) -> None:
+        self.run = run
+        self.faults = FaultLog()
+        self.sources = run.new_sources()
+        self._pipeline = self.sources.pipeline
+        self._kind = type(run.data.encoder).__name__
+        form: Any = run.framing.form
+        if isinstance(form, HookPacks):
+            form = Selected(self._select)
+        if run.data.is_packs and self._pipeline.hooks["pack_selected_samples"].is_generator:
+            form = Counted(form, self._count)
+        self._walk = Walk(replace(run.framing, form=form), self._find, states)
+        limit = None if run.not_stateless is not None else run.data.buffer_bytes
+        self._held: Held[Any] = Held(limit)
+        self._faults: dict[Pair, FaultLog] = {}
+        self._carried: dict[int, set[int]] = {}
+        self._next: dict[int, int] = {}
+        self._marked: dict[int, int] = {}
+        for state in states:
+            self._next[state.lane] = state.first_unit
+            for position, output in state.carry:
+                self._carried.setdefault(position, set()).add(output)
+        self._num_encoded = self._num_again = 0
+
+    @property
+    def figures(self) -> ReaderFigures:
+        """So far."""
+        held = self._held
+        return ReaderFigures(self._walk.figures, self._num_encoded, self._num_again, len(held), held.most_bytes)
+
+    def samples(self, numbers: Iterable[int]) -> list[Any]:
+        """One entry for each unit: a pack, an output, or the list of outputs of a group; None: its lane has ended.
+
+        All have restore keys.
+
+        Raises:
+            StateError: no state of the lane was given, or the unit was passed over.
+            SampleError, ConfigError: as of `SampleEncoder.makers`, and what hooks raise.
+        """
+        found = []
+        with self._pipeline:
+            for number in numbers:
+                unit = self._unit(int(number))
+                found.append(None if unit is None else self._made(unit))
+        self._held.trim()
+        return found
+
+    def skip(self, number: int) -> None:
+        """Pass over a unit: the next one of its lane is asked for next."""
+        lanes = self.run.lanes
+        self._pass(number % lanes.num_lanes, number // lanes.num_lanes + 1)
+        self._held.trim()
+
+    def collate(self, samples: Sequence[Any]) -> dict[str, Any]:
+        """What `samples` gave for a micro-batch as one batch, by ``batch`` and ``encode_batch``, in columns. Pure.
+
+        Of groups, that of one unit. Entries that are None are left out; of none there are no columns but those that all
+        samples have.
+
+        Raises:
+            ConfigError: see `one_batch`; several groups.
+        """
+        there = [sample for sample in samples if sample is not None]
+        if self.run.is_group_batches:
+            if len(there) > 1:
+                raise ConfigError(
+                    f"{len(there)} units of a group each were to be one batch; a unit is a batch already: take"
+                    " micro_batch_size=1"
+                )
+            there = there[0] if there else []
+        if not there:
+            return {name: [] for name in BASE_FIELDS}
+        key = restore_key_of(there[0])
+        return one_batch(
+            self._pipeline,
+            there,
+            self._place(key),
+            key,
+            kind="a framed source",
+            instead="leave samples out in encode_sample, before they are in a batch",
+        )
+
+    def marks(self) -> list[LaneState]:
+        """The states of lanes at the frames that were planned since the last call, and at the one after each.
+
+        A lane that gives unit u next is in the last state that has ``first_unit`` <= u: ``.at(u)``.
+        """
+        found = []
+        for lane, walked in self._walk.lanes.items():
+            new = [mark for mark in walked.marks if mark.frame > self._marked.get(lane, -1)]
+            if new:
+                self._marked[lane] = new[-1].frame
+            found += new
+        return found
+
+    def leave(self, lanes: Iterable[int]) -> None:
+        """Let go of all that is kept for lanes that are asked for no more."""
+        left = {int(lane) for lane in lanes}
+        for lane in left:
+            self._walk.lanes.pop(lane, None)
+            self._next.pop(lane, None)
+        if left:
+            num_lanes = self.run.lanes.num_lanes
+            self._faults = {pair: log for pair, log in self._faults.items() if pair[0] % num_lanes not in left}
+            self._held.drop(lambda key: _position(key) % num_lanes in left)
+
+    def forget(self, number: int) -> None:
+        """The first ``number`` units of the run are delivered: states before them are not needed."""
+        self._walk.forget(number)
+
+    def _unit(self, number: int) -> Unit | None:
+        num_lanes = self.run.lanes.num_lanes
+        lane, unit = number % num_lanes, number // num_lanes
+        self._pass(lane, unit)
+        self._next[lane] = max(self._next.get(lane, 0), unit + 1)
+        return self._walk.units(np.array([number], dtype=np.int64))[0]
+
+    def _pass(self, lane: int, until: int) -> None:
+        """Let go of the units of a lane before one: they are others', or were delivered before a resume."""
+        num_lanes = self.run.lanes.num_lanes
+        for unit in range(self._next.get(lane, until), until):
+            passed = self._walk.units(np.array([unit * num_lanes + lane], dtype=np.int64))[0]
+            if passed is None:
+                break
+            for pair in _pairs(passed.items):
+                self._held.take(pair)
+                self._faults.pop(pair, None)
+            self._held.take(("pack", _pairs(passed.items)[0], passed.part))
+        self._next[lane] = max(self._next.get(lane, 0), until)
+
+    def _find(self, positions: IntArray) -> Items:
+        """The outputs at positions, and what decides their units; kept for the units that they come into."""
+        self._held.trim()
+        made = self._encoded(positions, count_faults=True)
+        groups: list[Any] | None = [] if self.run.is_group_batches else None
+        lengths: list[int] | None = (
+            [] if self.run.data.is_packs and self._pipeline.hooks["sample_length"].is_overridden else None
+        )
+        pairs: list[Pair] = []
+        for position, outputs in zip(positions.tolist(), made, strict=True):
+            wanted = self._carried.pop(position, None)
+            for one in outputs:
+                try:
+                    if lengths is not None:
+                        lengths.append(self._pipeline.length(one.output))
+                    if groups is not None:
+                        groups.append(self._pipeline.group(one.output))
+                except HookFailure as failure:
+                    if isinstance(failure.error, SkipSample):
+                        continue
+                    raise raised(
+                        failure, self._kind, f"the sample {self.sources.key(one)!r}"
+                    ) from failure.error.__cause__
+                pairs.append((position, one.number))
+                if wanted is None or one.number in wanted:
+                    self._held.put((position, one.number), one, one.output.sample)
+        columns = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return Items(
+            columns[:, 0],
+            columns[:, 1],
+            None if lengths is None else np.array(lengths, dtype=np.int64),
+            None if groups is None else [name for name, _ in groups],
+            None if groups is None else np.array([size for _, size in groups], dtype=np.int64),
+        )
+
+    def _encoded(self, positions: IntArray, *, count_faults: bool) -> list[list[Made]]:
+        located = self.run.locate(positions)
+        with at_positions(positions):
+            made, faults = self.sources.outputs(located.sources, located.addresses)
+        self._num_encoded += len(positions)
+        if count_faults:
+            for position, outputs, log in zip(positions.tolist(), made, faults, strict=True):
+                if log is None:
+                    continue
+                # A fault is told with the unit of the first output, once in a run; without outputs, where it is met.
+                if outputs:
+                    self._faults[position, 0] = log
+                else:
+                    self.faults.merge(log)
+        return made
+
+    def _items(self, pairs: Sequence[Pair], *, keep: bool) -> list[Made]:
+        """Outputs that were made before, or are made again."""
+        found: dict[Pair, Made | None] = {
+            pair: self._held.get(pair) if keep else self._held.take(pair) for pair in pairs
+        }
+        missing = [pair for pair, one in found.items() if one is None]
+        if missing:
+            if self.run.not_stateless is not None:
+                raise ConfigError(
+                    f"a unit is asked for twice, and {self._kind}.{self.run.not_stateless} is not marked @stateless:"
+                    " its samples cannot be made again; mark it, or ask once"
+                )
+            positions = np.unique(np.array([position for position, _ in missing], dtype=np.int64))
+            again = dict(zip(positions.tolist(), self._encoded(positions, count_faults=False), strict=True))
+            self._num_again += len(positions)
+            for position, output in missing:
+                found[position, output] = again[position][output]
+        return [one for one in found.values() if one is not None]
+
+    def _made(self, unit: Unit) -> Any:
+        pairs = _pairs(unit.items)
+        for pair in pairs:
+            if (log := self._faults.pop(pair, None)) is not None:
+                self.faults.merge(log)
+        if self.run.data.is_packs:
+            return self._pack(pairs, unit.part)
+        items = [self.sources.marked(one) for one in self._items(pairs, keep=False)]
+        return items if self.run.is_group_batches else items[0]
+
+    def _pack(self, pairs: Sequence[Pair], part: int) -> Any:
+        kept = self._held.take(("pack", pairs[0], part))
+        if kept is not None:
+            return kept
+        packs = self._packs(pairs, keep=False)
+        if part >= len(packs) or (len(packs) > 1 and not self._pipeline.hooks["pack_selected_samples"].is_generator):
+            raise ConfigError(
+                f"{self._kind}.pack_selected_samples gave {len(packs)} packs of {len(pairs)} samples, where one was"
+                " planned: a hook that gives several, or none, is written as a generator, and gives the same always"
+            )
+        return packs[part]
+
+    def _packs(self, pairs: Sequence[Pair], *, keep: bool) -> list[Any]:
+        items = self._items(pairs, keep=keep)
+        keys = [self.sources.key(one) for one in items]
+        packs = self.sources.packs(items)
+        return [keyed(pack.sample, pack_key(keys, number), self._kind) for number, pack in enumerate(packs)]
+
+    def _count(self, items: Items, packs: Sequence[IntArray]) -> list[int]:
+        """How many packs a generator gives of each selection: it is run when the frame is planned."""
+        counts = []
+        for rows in packs:
+            pairs = _pairs(items.take(rows))
+            made = self._packs(pairs, keep=False)
+            for part, pack in enumerate(made):
+                self._held.put(("pack", pairs[0], part), pack, pack)
+            if not made:
+                for pair in pairs:
+                    if (log := self._faults.pop(pair, None)) is not None:
+                        self.faults.merge(log)
+            counts.append(len(made))
+        return counts
+
+    def _select(self, items: Items) -> list[list[int]]:
+        """As ``select_samples_to_pack`` says; its random numbers are of the place of the first sample."""
+        made = self._items(_pairs(items), keep=True)
+        try:
+            return self._pipeline.select([one.output.sample for one in made], made[0].output.place).packs
+        except HookFailure as failure:
+            where = f"the frame that begins with {self.sources.key(made[0])!r}, of {len(made)} samples"
+            raise raised(failure, self._kind, where) from failure.error.__cause__
+
+    def _place(self, key: Any) -> Place:
+        """Of a batch that begins with the sample of a key: from the key alone, so that it can be made again."""
+        found = parsed(key)
+        first = found if isinstance(found, OutputKey) else found.outputs[0]
+        part = 0 if isinstance(found, OutputKey) else found.part
+        encoder = self.sources.encoders[self.sources.paths.index(first.path)]
+        return encoder.place(first.address)._replace(output=first.output, part=part)
+
+
+def _pairs(items: Items) -> list[Pair]:
+    return list(zip(items.positions.tolist(), items.outputs.tolist(), strict=True))
+
+
+def _position(key: Any) -> int:
+    """Of the item, or of the first item of the pack, that is held under a key."""
+    found: int = key[1][0] if key[0] == "pack" else key[0]
+    return found

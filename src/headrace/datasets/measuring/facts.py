@@ -1,0 +1,194 @@
+"""The folder of facts: arrays that are mapped, and a summary."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.measuring.chunk import FACTS_VERSION
+from headrace.datasets.measuring.group_keys import key_of
+from headrace.encoders import Fault
+from headrace.errors import ConfigError, StoreError
+from headrace.plan import IntArray
+from headrace.plan.measured import Facts, Grouping
+from headrace.plan.measured.grouping import Remainder
+from headrace.stores import check_arrays, find_arrays
+
+
+class FaultCount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Samples that failed in a hook with errors of a kind."""
+
+    hook: str
+    kind: str
+    count: int
+
+
+class GroupFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One group of outputs: its key as JSON, the size of its batches where the hook says it, and its outputs."""
+
+    key: str
+    size: int | None
+    outputs: int
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of the facts besides the arrays.
+
+    Attributes:
+        kind: tells the file from others of its form.
+        version: of the format.
+        dataset: fingerprint of the dataset that was measured.
+        encoder: name, version and hooks of the task encoder.
+        settings: what else was said to decide the facts.
+        samples: of the dataset.
+        bad_samples: those that could not be made; they have no outputs.
+        skipped_samples: good ones that have none: filtered out.
+        outputs: of all good samples.
+        tokens: the sum of their lengths, None where these were not measured.
+        groups: by their numbers, in the order in which they first come; empty where they were not measured.
+        faults: of the bad samples, most frequent first.
+        xxh3_128: of the bytes of all arrays.
+    """
+
+    kind: Literal["headrace.facts"] = "headrace.facts"
+    version: int = FACTS_VERSION
+    dataset: str
+    encoder: dict[str, Any]
+    settings: dict[str, Any]
+    samples: int
+    bad_samples: int
+    skipped_samples: int
+    outputs: int
+    tokens: int | None
+    groups: tuple[GroupFacts, ...]
+    faults: tuple[FaultCount, ...]
+    xxh3_128: str
+
+
+class MeasuredFacts:
+    """What `measure` found out, mapped from its folder.
+
+    Arrays by name: ``is_good`` (samples,) bool, ``num_outputs`` (samples,) unsigned; of each output, where measured,
+    ``lengths`` and ``groups`` (outputs,) unsigned; ``faults`` (bytes,) uint8, JSON lines.
+    """
+
+    def __init__(self, path: Path, summary: Summary, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.path = path
+        self.summary = summary
+        self.arrays = dict(arrays)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> MeasuredFacts:
+        """The facts in a folder. O(groups): sizes are compared; for the bytes see `check`.
+
+        Raises:
+            StoreError: none are there, or they are damaged.
+        """
+        found = cls.find(Path(path))
+        if found is None:
+            raise StoreError(f"{path}: no facts are there; `headrace measure` prints the folder that it writes")
+        return found
+
+    @classmethod
+    def find(cls, path: Path) -> MeasuredFacts | None:
+        """The same, None where none are. Raises StoreError: they are damaged."""
+        kept = find_arrays(path.parent, path.name)
+        if kept is None:
+            return None
+        arrays, meta = kept
+        try:
+            summary = msgspec.json.decode(meta, type=Summary)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path}: these are not facts, or of another version: {error}") from error
+        if summary.version != FACTS_VERSION:
+            raise StoreError(f"{path}: facts of version {summary.version}, this Headrace has {FACTS_VERSION}: measure")
+        return cls(path, summary, arrays)
+
+    def check(self) -> list[str]:
+        """Read all bytes and say what differs from what was written; empty if nothing does."""
+        return check_arrays(self.path.parent, self.path.name)
+
+    def __len__(self) -> int:
+        return self.summary.samples
+
+    @property
+    def name(self) -> str:
+        """The name of the folder: 128 bits over what was measured."""
+        return self.path.name
+
+    @property
+    def keys(self) -> list[Any]:
+        """The keys of the groups, by their numbers."""
+        return [key_of(group.key) for group in self.summary.groups]
+
+    def faults(self) -> Iterator[Fault]:
+        """Of each bad sample, in their order: which it is, and why."""
+        for line in self.arrays["faults"].tobytes().splitlines():
+            yield msgspec.json.decode(line, type=Fault)
+
+    def facts(self, exclude: Sequence[int] | IntArray = ()) -> Facts:
+        """The facts for the plan, some samples left out.
+
+        Raises:
+            ConfigError: there is no such sample, or nothing is left.
+        """
+        counts = self.arrays["num_outputs"]
+        return Facts(
+            len(self),
+            is_good=self._kept(np.asarray(exclude, dtype=np.int64)),
+            num_outputs=counts if bool((counts != 1).any()) else None,
+            lengths=self.arrays.get("lengths"),
+            groups=self.arrays.get("groups"),
+        )
+
+    def _kept(self, exclude: IntArray) -> NDArray[np.bool_] | None:
+        if not len(exclude):
+            return None  # bad samples have no outputs, which says enough
+        if int(exclude.min()) < 0 or int(exclude.max()) >= len(self):
+            raise ConfigError(
+                f"exclude names samples {int(exclude.min()):,} to {int(exclude.max()):,}; there are {len(self):,},"
+                " counted from 0"
+            )
+        kept = np.ones(len(self), dtype=bool)
+        kept[exclude] = False
+        return kept
+
+    def grouping(
+        self, *, batch_size: int | None = None, remainder: Remainder = "short", regroup: bool = False
+    ) -> Grouping:
+        """Units of one group each, of the sizes that ``batch_group_criterion`` gave.
+
+        Args:
+            batch_size: of all groups, where the hook gave None.
+            remainder, regroup: see `Grouping`.
+
+        Raises:
+            ConfigError: groups were not measured; a size from both, or from neither.
+        """
+        groups = self.summary.groups
+        if not groups:
+            raise ConfigError(f"{self.path}: groups were not measured: the encoder has no batch_group_criterion")
+        sizes = {number: group.size for number, group in enumerate(groups) if group.size is not None}
+        if bool(sizes) if batch_size is not None else len(sizes) < len(groups):
+            said = f"{len(sizes):,} of {len(groups):,} groups have a size from batch_group_criterion"
+            raise ConfigError(f"{said}, and batch_size is {batch_size}; exactly one of the two says it")
+        common = batch_size or Counter(sizes.values()).most_common(1)[0][0]
+        others = {number: size for number, size in sizes.items() if size != common}
+        return Grouping(size=common, sizes=others, remainder=remainder, regroup=regroup)
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        return (
+            f"<MeasuredFacts: {summary.outputs:,} outputs of {summary.samples:,} samples, {summary.bad_samples:,} bad,"
+            f" {self.path}>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MeasuredFacts.open, (self.path,)

@@ -1,0 +1,224 @@
+"""`measure`: facts that are there already, or made now by processes, chunk by chunk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.datasets.encoded.samples import Encoder, Media
+from headrace.datasets.measuring.chunk import Measuring
+from headrace.datasets.measuring.facts import MeasuredFacts
+from headrace.datasets.measuring.merging import find_chunk, keep_chunk, merged
+from headrace.datasets.pack_plans import cache_folder
+from headrace.errors import ConfigError, OutputError, StoreError, WorkerError
+from headrace.stores import keep_arrays
+
+_CHUNK_SAMPLES: Final = 8192
+"""What a process that is killed has to measure again, at most."""
+
+_MIN_CHUNK: Final = 64
+_MIN_CHUNKS: Final = 64
+"""Of small datasets, so that processes have their share."""
+
+Progress = Callable[[int, int], None]
+
+
+def measure(
+    dataset: Media,
+    encoder: Encoder,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    on_samples: Progress | None = None,
+) -> MeasuredFacts:
+    """What a task encoder makes of every sample: run over all once, or found where it was kept.
+
+    Each sample is decoded, cooked and encoded; of its outputs the number, and where the encoder has ``sample_length``
+    and ``batch_group_criterion``, length and group are kept, some bytes each. A sample that cannot be made is bad; one
+    for which ``SkipSample`` is raised is good and has no outputs. What is no fault of a sample ends the run.
+
+    The facts lie in ``folder``, in a folder named by the fingerprint of the dataset, the encoder's name, ``version``,
+    hooks, and attributes that are plain numbers or texts and have no ``_`` in front. A run that was ended in any way
+    goes on after the last whole chunk, and ends in the same bytes, for any number of processes. Call it in one process
+    of a training, before the others.
+
+    Args:
+        dataset: as for `EncodedDataset`.
+        encoder: the task encoder. Raise its ``version`` whenever what its hooks give changes.
+        folder: None for the cache folder, ``$HEADRACE_CACHE/facts``.
+        settings: JSON-safe, what else decides the facts.
+        workers: processes, started anew: dataset and encoder have to pickle, and a script needs
+            ``if __name__ == "__main__"``. One measures in this process.
+        on_samples: called now and then with the numbers of samples that are done, and of all.
+
+    Raises:
+        ConfigError: what `EncodedDataset` refuses but for the number of outputs; a hook that is not ``@stateless``; a
+            group key that is not JSON, a group with two sizes; no cache folder.
+        StoreError, OSError: data cannot be read, or facts that are there are damaged.
+        OutputError: the folder cannot be written.
+        WorkerError: a process ended.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; it is at least 1, which measures in this process")
+    measuring = Measuring(dataset, encoder, settings)
+    place = facts_folder(folder) / measuring.name
+    work = place.with_name(f".{place.name}.measuring")
+    found = MeasuredFacts.find(place)
+    if found is None:
+        try:
+            found = _made(measuring, work, place, workers, on_samples)
+        except (OutputError, StoreError):
+            # Another process that measures the same may have been faster, and has cleared up.
+            found = MeasuredFacts.find(place)
+            if found is None:
+                raise
+    if work.exists():
+        shutil.rmtree(work, ignore_errors=True)
+    return found
+
+
+def find_facts(
+    dataset: Media,
+    encoder: Encoder,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> MeasuredFacts | None:
+    """What `measure` kept of these, None where it was not run. Raises StoreError: damaged; ConfigError as `measure`."""
+    return MeasuredFacts.find(facts_folder(folder) / Measuring(dataset, encoder, settings).name)
+
+
+def facts_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """Where facts are kept. Raises ConfigError: there is no cache folder."""
+    place = cache_folder("facts") if folder is None else Path(folder)
+    if place is None:
+        raise ConfigError("there is no folder for caches, as the user has no home: set HEADRACE_CACHE, or give folder=")
+    return place
+
+
+class _Progress:
+    def __init__(self, tell: Progress | None, num_samples: int, done: int) -> None:
+        self._tell = tell
+        self._num_samples = num_samples
+        self._done = done
+        self.within(0)
+
+    def within(self, number: int) -> None:
+        """So many of the chunk in hand."""
+        if self._tell is not None:
+            self._tell(self._done + number, self._num_samples)
+
+    def add(self, number: int) -> None:
+        self._done += number
+        self.within(0)
+
+
+def _spans(num_samples: int) -> list[tuple[int, int]]:
+    """The chunks, whatever the number of processes."""
+    size = min(_CHUNK_SAMPLES, max(_MIN_CHUNK, -(-num_samples // _MIN_CHUNKS)))
+    return [(first, min(first + size, num_samples)) for first in range(0, num_samples, size)]
+
+
+def _name(span: tuple[int, int]) -> str:
+    return f"{span[0]}-{span[1]}"
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot create: {error.strerror or error}") from error
+
+
+def _made(measuring: Measuring, work: Path, place: Path, workers: int, on_samples: Progress | None) -> MeasuredFacts:
+    num_samples = len(measuring.dataset)
+    spans = _spans(num_samples)
+    _make(work)
+    missing = [span for span in spans if find_chunk(work, _name(span)) is None]
+    progress = _Progress(on_samples, num_samples, num_samples - sum(end - first for first, end in missing))
+    for first, end in _measured(measuring, work, missing, workers, progress):
+        progress.add(end - first)
+    return _finish(measuring, work, place, [_name(span) for span in spans])
+
+
+def _finish(measuring: Measuring, work: Path, place: Path, names: Sequence[str]) -> MeasuredFacts:
+    _make(work)
+    try:
+        with tempfile.TemporaryDirectory(dir=work, prefix="merged-") as scratch:
+            summary, arrays = merged(measuring, work, names, Path(scratch))
+            # Written here, and then renamed: nothing but this folder is left by one who is killed.
+            keep_arrays(work, "facts", arrays, msgspec.json.encode(summary))
+        (work / "facts").rename(place)
+    except OSError as error:
+        raise OutputError(f"{place}: cannot write: {error.strerror or error}") from error
+    return MeasuredFacts.open(place)
+
+
+def _measured(
+    measuring: Measuring, work: Path, spans: Sequence[tuple[int, int]], workers: int, progress: _Progress
+) -> Iterator[tuple[int, int]]:
+    """Measure chunks and keep each; gives those that are done, in their order."""
+    if workers == 1 or len(spans) < 2:
+        for span in spans:
+            keep_chunk(work, _name(span), measuring.chunk(*span, progress.within))
+            yield span
+        return
+    # Spawned: a fork would take over the threads of whoever called us.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(spans)), context, _begin, (measuring, work)) as pool:
+        waiting: deque[tuple[tuple[int, int], Future[None]]] = deque()
+        left = deque(spans)
+        span = spans[0]
+        try:
+            while waiting or left:
+                while left and len(waiting) < 2 * workers:
+                    waiting.append((left[0], pool.submit(_run, *left.popleft())))
+                span, future = waiting.popleft()
+                future.result()
+                yield span
+        except BrokenProcessPool as error:
+            raise WorkerError(
+                f"{measuring.dataset.store.path}: a process ended while samples from {span[0]:,} on were measured: a"
+                " hook or a codec ended it, memory was short, or the script that called has no"
+                ' `if __name__ == "__main__"`; workers=1 shows which it is. What was measured so far is kept'
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+_TASK: tuple[Measuring, Path] | None = None
+"""Of a worker process."""
+
+
+def _begin(measuring: Measuring, work: Path) -> None:
+    global _TASK
+    _TASK = measuring, work
+    threading.Thread(target=_end_with_parent, name="headrace-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A pool's process waits on for ever for work from a parent that was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _run(first: int, end: int) -> None:
+    if _TASK is None:
+        raise WorkerError("a worker was given samples before their dataset")
+    measuring, work = _TASK
+    keep_chunk(work, _name((first, end)), measuring.chunk(first, end))

@@ -1,0 +1,207 @@
+"""A loader whose steps are balanced: who takes which position of a step, and what of that must be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from headrace.datasets import Run
+from headrace.errors import ConfigError, StateError
+from headrace.loader.costs import Balance, Costs
+from headrace.plan import Cursor, Deal, Dealt, IntArray, Leg, MicroBatches, Share, balanced, step_order, unbalanced
+from headrace.plan.balance import DEAL_VERSION
+
+DEALT_POSITIONS = 512
+"""Positions dealt at a time, in whole steps: every rank deals for all, and batches wait for it."""
+
+MOST_LEGS = 16
+"""How often one step may be stopped in its midst and go on with other ranks; the state stays under 1 KB."""
+
+
+class StepBalance(NamedTuple):
+    """How a step is dealt, and how it would be without balance."""
+
+    step: int
+    balanced: Deal
+    unbalanced: Deal
+
+    def __str__(self) -> str:
+        parts = []
+        for name, deal in (("balanced", self.balanced), ("unbalanced", self.unbalanced)):
+            parts.append(
+                f"{name}: max over mean {deal.micro_step_imbalance:.3f} of a micro-step, {deal.rank_imbalance:.3f} of "
+                f"the step, ranks wait {deal.waiting:.1%}"
+            )
+        return f"step {self.step:,}: {'; '.join(parts)}"
+
+
+class _Resumed(NamedTuple):
+    """The step that a loaded state was in: how many samples were taken of it as they come, and then in which legs."""
+
+    step: int
+    first: int
+    taken: tuple[Leg, ...]
+
+
+class Dealing:
+    """Maps the slots of steps, as ``split`` deals them, to the positions that take them; a pure function of both.
+
+    A step in whose midst a state was loaded goes on as `step_order` says.
+
+    Raises:
+        ConfigError: costs are not known, see `Costs`; micro-batches of one source each, or groups of like lengths
+            within a step, which balance would undo.
+    """
+
+    def __init__(self, run: Run, balance: Balance, share: Share) -> None:
+        if not isinstance(balance, Balance):
+            raise ConfigError(f"balance is {balance!r:.80}; expected a Balance, as headrace.Balance(cost='tokens')")
+        if run.block_samples is not None:
+            raise ConfigError(
+                f"{run.block_samples:,} consecutive samples are of one source, and balance would mix them: leave out "
+                "one of block_samples and balance"
+            )
+        if run.bucketing is not None and run.bucketing.group_samples is not None:
+            raise ConfigError(
+                f"bucketing by group_samples={run.bucketing.group_samples} brings like lengths together within a step, "
+                "and balance would part them: leave out one of them, or bucket whole steps with group_samples=None"
+            )
+        self._run = run
+        self._share = share
+        self._costs = Costs(run, balance)
+        self._resumed = _Resumed(-1, 0, ())
+
+    def start_at(self, position: int) -> None:
+        """Begin between two steps.
+
+        Raises:
+            ConfigError: the position is in the midst of one.
+        """
+        if self._offset(position):
+            step = self._run.schedule.step_of(position)
+            begin = self._run.schedule.begin(step)
+            raise ConfigError(
+                f"position {position:,} is within step {step:,}, and how many samples were taken does not tell which, "
+                f"with balance: begin where a step does, as {begin:,}, or load a saved state"
+            )
+        self._resumed = _Resumed(-1, 0, ())
+
+    def load(self, cursor: Cursor) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            StateError: it was saved within a step that this loader cannot go on with; nothing has changed then.
+        """
+        offset = cursor.position - self._run.schedule.begin(cursor.step)
+        taken = () if cursor.dealt is None else cursor.dealt.taken
+        first = offset - sum(leg.num_taken for leg in taken)
+        if cursor.dealt is not None:
+            self._check(cursor.dealt, cursor.step, first)
+        self._resumed = _Resumed(cursor.step, first, taken)
+
+    def dealt(self, position: int) -> Dealt | None:
+        """What a state must hold besides a position; None between two steps."""
+        if not (offset := self._offset(position)):
+            return None
+        step = self._run.schedule.step_of(position)
+        first, taken = self._before(step)
+        costs = self._step_costs(step)
+        begin = first + sum(leg.num_taken for leg in taken)
+        mine = (len(costs), self._share.world_size, self._share.micro_batch_size)
+        if offset > begin:
+            if taken and taken[-1].is_dealt_by(*mine):
+                begin -= taken[-1].num_taken
+                taken = taken[:-1]
+            taken = (*taken, Leg(*mine, offset - begin))
+        return Dealt(costs=_hash(costs[: taken[-1].num_samples]), taken=taken) if taken else None
+
+    def positions(self, planned: MicroBatches) -> IntArray:
+        """(sum of sizes,) int64: the positions of all micro-batches, one after another."""
+        slots = planned.positions()
+        steps = np.repeat(planned.steps, planned.sizes)
+        found = np.empty_like(slots)
+        for step, begin, costs in self._costs_between(int(planned.steps[0]), int(planned.steps[-1])):
+            low, high = np.searchsorted(steps, [step, step + 1]).tolist()
+            if low < high:
+                found[low:high] = begin + self._order(step, costs)[slots[low:high] - begin]
+        return found
+
+    def digest(self, position: int) -> bytes:
+        """8 bytes, the same on all ranks if they deal alike."""
+        dealt = self.dealt(position)
+        is_end = position == self._run.length
+        costs = _hash(np.empty(0) if is_end else self._step_costs(self._run.schedule.step_of(position)))
+        return xxhash.xxh3_64_digest(repr((dealt, costs)).encode())
+
+    def figures(self, step: int) -> StepBalance:
+        """How a whole step is dealt."""
+        costs = self._step_costs(step)
+        world_size, micro = self._share.world_size, self._share.micro_batch_size
+        return StepBalance(
+            step,
+            balanced(costs, world_size=world_size, micro_batch_size=micro),
+            unbalanced(costs, world_size=world_size, micro_batch_size=micro),
+        )
+
+    def _check(self, dealt: Dealt, step: int, first: int) -> None:
+        if not _fits(dealt.taken, first):
+            raise StateError(f"the saved state is damaged: of step {step:,} it says {dealt!r}")
+        costs = self._step_costs(step)
+        last = dealt.taken[-1].num_samples
+        if _hash(costs[:last]) != dealt.costs:
+            raise StateError(
+                f"the saved state was taken within step {step:,}, which was dealt by other costs than here: give the "
+                "balance, at least the length, and the version of Headrace that it was saved with, or go on from a "
+                "state between two steps"
+            )
+        mine = (len(costs), self._share.world_size, self._share.micro_batch_size)
+        if len(dealt.taken) >= MOST_LEGS and not dealt.taken[-1].is_dealt_by(*mine):
+            raise StateError(
+                f"step {step:,} was stopped in its midst {len(dealt.taken)} times, with other ranks or micro-batches "
+                "each: go on with those it was saved with, or from a state between two steps"
+            )
+
+    def _offset(self, position: int) -> int:
+        """How much of its step is taken; 0 where a step begins, and at the end of the run."""
+        if position == self._run.length:
+            return 0
+        return position - self._run.schedule.begin(self._run.schedule.step_of(position))
+
+    def _before(self, step: int) -> tuple[int, tuple[Leg, ...]]:
+        return self._resumed[1:] if step == self._resumed.step else (0, ())
+
+    def _order(self, step: int, costs: NDArray[np.generic]) -> IntArray:
+        first, taken = self._before(step)
+        world_size, micro = self._share.world_size, self._share.micro_batch_size
+        return step_order(costs, taken, first=first, world_size=world_size, micro_batch_size=micro)
+
+    def _step_costs(self, step: int) -> NDArray[np.generic]:
+        return next(self._costs_between(step, step))[2]
+
+    def _costs_between(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.generic]]]:
+        """(step, its first position, the costs of its samples) for some steps, whose lengths are looked up together."""
+        parts = [self._run.positions(step) for step in range(first, last + 1)]
+        costs = self._costs.of(np.concatenate(parts))
+        begin = int(parts[0][0])
+        for step, part in enumerate(parts, first):
+            low = int(part[0]) - begin
+            yield step, int(part[0]), costs[low : low + len(part)]
+
+
+def _fits(taken: tuple[Leg, ...], first: int) -> bool:
+    """Whether legs can be one after another, behind samples that were taken as they come."""
+    done, size = first, 0
+    for leg in taken:
+        done += leg.num_taken
+        if min(leg) < 1 or done > leg.num_samples or leg.num_samples < size:
+            return False
+        size = leg.num_samples
+    return first >= 0 and bool(taken)
+
+
+def _hash(costs: NDArray[np.generic]) -> str:
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(costs).tobytes(), seed=DEAL_VERSION)

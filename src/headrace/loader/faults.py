@@ -1,0 +1,188 @@
+"""The samples that could not be made, counted when the batch is delivered that they belong to.
+
+    reader (thread, worker)   Fault: shard, key, position  --> beside the batch, or on the error that ends the run
+    loader                    step --> Loader.faults, Loader.ledger(), the report
+
+What was read ahead is not counted before its turn, and what is read again after a lost worker is counted once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.encoders import Fault, FaultLog
+from headrace.errors import ConfigError, InputError, OutputError
+from headrace.loader.spans import Batch, Span
+
+
+class Given(NamedTuple):
+    """A micro-batch; the position after it; its samples or units; what failed in them, None where nothing did."""
+
+    batch: Batch
+    after: int
+    num_samples: int
+    faults: FaultLog | None
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """What one loader has handed over since it was made.
+
+    Attributes:
+        delivered: samples; of a `FramedRun` units.
+        substituted: how many samples another one stands in for, by ``"DecodeError in read"``.
+    """
+
+    delivered: int
+    substituted: dict[str, int]
+
+    @property
+    def num_substituted(self) -> int:
+        """Of all reasons."""
+        return sum(self.substituted.values())
+
+    @property
+    def as_they_are(self) -> int:
+        """Samples that are those of the order."""
+        return self.delivered - self.num_substituted
+
+
+class Counting:
+    """Counts what one loader hands over, and writes each fault as a line, if there is a path.
+
+    Raises:
+        InputError: the report is something else.
+        OutputError: it cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.faults = FaultLog()
+        self._delivered = 0
+        self._substituted: Counter[str] = Counter()
+        self._report = None if path is None else FaultReport(path)
+
+    def add(self, num_samples: int, faults: FaultLog | None, step: int) -> None:
+        """A micro-batch of a step is handed over."""
+        self._delivered += num_samples
+        if faults is not None:
+            self._count(faults.at_step(step))
+            self._substituted.update(f"{one.kind} in {one.hook}" for one in faults.faults if one.attempt == 0)
+
+    def failed(self, faults: Sequence[Fault], step: int | None) -> None:
+        """A sample ends the run."""
+        log = FaultLog()
+        for fault in faults:
+            log.add(fault)
+        self._count(log if step is None else log.at_step(step))
+
+    def _count(self, log: FaultLog) -> None:
+        self.faults.merge(log)
+        if self._report is not None:
+            self._report.add(log.faults)
+
+    def ledger(self) -> Ledger:
+        """So far."""
+        return Ledger(delivered=self._delivered, substituted=dict(sorted(self._substituted.items())))
+
+
+def report_path(path: str | os.PathLike[str] | None, rank: int, world_size: int) -> str | None:
+    """The file of a rank. Raises ConfigError for one file of several ranks."""
+    if path is None:
+        return None
+    name = os.fspath(path)
+    if world_size > 1 and "{rank}" not in name:
+        raise ConfigError(f"{name}: {world_size} ranks would write one fault_report: give 'faults-{{rank}}.jsonl'")
+    return name.replace("{rank}", str(rank))
+
+
+class FaultReport:
+    """Faults as JSON lines, appended one by one. A run that goes on, from wherever, adds none that is there already.
+
+    Each rank has a file of its own. A line that a kill has cut short is left out, and written again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._known: set[object] = set()
+        if self._path.exists():
+            self._known = {_sign(fault) for fault in read_fault_report([self._path])}
+            self._end_line()
+
+    def add(self, faults: Iterable[Fault]) -> None:
+        """Append those that are not there."""
+        fresh = {sign: fault for fault in faults if (sign := _sign(fault)) not in self._known}
+        if not fresh:
+            return
+        data = b"".join(msgspec.json.encode(fault) + b"\n" for fault in fresh.values())
+        try:
+            with self._path.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            raise OutputError(f"{self._path}: the report of faults cannot be written: {error.strerror}") from error
+        self._known.update(fresh)
+
+    def _end_line(self) -> None:
+        try:
+            with self._path.open("r+b") as file:
+                data = file.read()
+                file.truncate(data.rfind(b"\n") + 1)
+        except OSError as error:
+            raise OutputError(f"{self._path}: the report of faults cannot be written: {error.strerror}") from error
+
+
+def read_fault_report(paths: Iterable[str | os.PathLike[str]]) -> list[Fault]:
+    """The faults in the reports of some ranks, each once, by position.
+
+    Raises:
+        InputError: a file is missing, or is something else; names the line.
+    """
+    found: dict[object, Fault] = {}
+    for path in paths:
+        try:
+            lines = Path(path).read_bytes().split(b"\n")
+        except OSError as error:
+            raise InputError(f"{path}: the report of faults cannot be read: {error.strerror}") from error
+        # What is behind the last end of a line was cut short.
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                fault = msgspec.json.decode(line, type=Fault)
+            except msgspec.DecodeError as error:
+                raise InputError(f"{path}: line {number}: no fault of a report: {error}") from error
+            found.setdefault(_sign(fault), fault)
+    return sorted(found.values(), key=lambda one: (-1 if one.position is None else one.position, one.attempt))
+
+
+def _sign(fault: Fault) -> object:
+    """What tells a fault from others: it is the same whenever it is met again, but for the step that it is read for."""
+    return fault.source, fault.position, fault.address, fault.attempt, fault.index, fault.hook, fault.kind
+
+
+def shared_out(faults: Sequence[Fault], span: Span) -> list[FaultLog | None]:
+    """Those of each micro-batch of a span."""
+    found: list[FaultLog | None] = [None] * len(span.sizes)
+    if not faults:
+        return found
+    owners = [number for number, size in enumerate(span.sizes) for _ in range(size)]
+    of_position = dict(zip(span.located.positions.tolist(), owners, strict=True))
+    for fault in faults:
+        number = of_position.get(fault.position, 0) if fault.position is not None else 0
+        log = found[number]
+        if log is None:
+            log = found[number] = FaultLog()
+        log.add(fault)
+    return found
+
+
+def merged(logs: Iterable[FaultLog | None]) -> FaultLog | None:
+    """Some logs as one, None where all are."""
+    found: FaultLog | None = None
+    for log in logs:
+        if log is not None:
+            found = found or FaultLog()
+            found.merge(log)
+    return found

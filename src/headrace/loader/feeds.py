@@ -1,0 +1,162 @@
+"""Where a loader's batches come from: one feed for each kind of run, behind one face.
+
+Run          SpanFeed       a position is the whole state
+FramedRun    FramedFeed     each lane has a state of its own, see `framed`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+from headrace.datasets import Run
+from headrace.datasets.homogeneous import check_micro_batches
+from headrace.errors import ConfigError, StateError
+from headrace.loader.balancing import Dealing
+from headrace.loader.costs import Balance
+from headrace.loader.faults import Given, shared_out
+from headrace.loader.packed import add_segments, verify
+from headrace.loader.ragged import cost_of, faults_of
+from headrace.loader.ranks import Ranks, agree
+from headrace.loader.reading import Reader, Reading
+from headrace.loader.spans import divide, pace_of, spans
+from headrace.loader.totals import StepTotals, add_totals
+from headrace.plan import BatchSchedule, Cursor, Share
+
+
+class Feed(Protocol):
+    """The micro-batches of one rank of one run."""
+
+    @property
+    def dealing(self) -> Dealing | None:
+        """What balances the steps, if anything."""
+
+    def batches(self, position: int) -> Iterator[Given]:
+        """Each micro-batch from a position on. A new stream ends the one before."""
+
+    def start_at(self, position: int) -> None:
+        """Prepare to begin there without a state; raises ConfigError where that cannot be, and nothing has changed."""
+
+    def state(self, position: int) -> dict[str, Any]:
+        """What a `Cursor` at this position holds besides it; asked for only where the newest stream has come to."""
+
+    def load(self, cursor: Cursor) -> None:
+        """Prepare to go on there; raises StateError or ConfigError where that cannot be, and nothing has changed."""
+
+    def describe(self) -> str:
+        """One line: what a step costs this many ranks."""
+
+    def close(self) -> None:
+        """End worker processes; the next stream starts new ones."""
+
+
+class SpanFeed:
+    """Of a `Run`: spans of positions, read by threads or workers. The arguments are those of `Loader`."""
+
+    def __init__(
+        self, run: Run, ranks: Ranks, share: Share, reading: Reading, *, balance: Balance | None, debug: bool
+    ) -> None:
+        if run.is_group_batches and share.micro_batch_size != 1:
+            raise ConfigError(
+                f"a sample of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}:"
+                " give micro_batch_size=1; how many outputs a batch has is said by the grouping"
+            )
+        self._run = run
+        self._agrees = ranks.agree
+        self._share = share
+        self._reader = Reader(run, reading)
+        self._debug = debug
+        self.dealing = None if balance is None else Dealing(run, balance, share)
+
+    def batches(self, position: int) -> Iterator[Given]:
+        """See `Feed.batches`."""
+        if self._agrees:
+            agree(self._run, position, self._share, self.dealing)
+        pace = pace_of(self._run, self._share)
+        work = spans(self._run, self._share, position, self.dealing, pace)
+        totals = StepTotals(self._run) if self._run.is_counted else None
+        if totals is not None:
+            self._run.check_supervised(position)
+        for span, rows in self._reader.filled(work):
+            pace.learn(len(span.sizes), cost_of(rows))
+            batches = divide(rows, span, self._run.constants)
+            if totals is not None:
+                add_totals(batches, span, totals)
+                if self._run.is_packed:
+                    add_segments(batches)
+            faults = shared_out(faults_of(rows), span)
+            for given in map(Given, batches, span.afters, span.sizes, faults):
+                if self._debug and self._run.is_packed:
+                    verify(given.batch)
+                yield given
+
+    def start_at(self, position: int) -> None:
+        """See `Feed.start_at`; raises ConfigError in the midst of a balanced step."""
+        self._check_blocks(position)
+        if self.dealing is not None:
+            self.dealing.start_at(position)
+
+    def state(self, position: int) -> dict[str, Any]:
+        """See `Feed.state`."""
+        return {} if self.dealing is None else {"dealt": self.dealing.dealt(position)}
+
+    def load(self, cursor: Cursor) -> None:
+        """See `Feed.load`."""
+        if cursor.lanes:
+            raise StateError(f"the saved state holds {len(cursor.lanes)} lanes, and no source of this run has any")
+        self._check_blocks(cursor.position)
+        if self.dealing is not None:
+            self.dealing.load(cursor)
+        elif cursor.dealt is not None:
+            raise StateError(
+                f"the saved state was taken within step {cursor.step:,}, which was balanced: give the loader the same "
+                "balance, or go on from a state between two steps"
+            )
+
+    def describe(self) -> str:
+        """See `Feed.describe`."""
+        return "every sample is read once, by the rank that takes it"
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        self._reader.close()
+
+    def _check_blocks(self, position: int) -> None:
+        """Raise ConfigError where a micro-batch from a position on would be of two sources, and must not be."""
+        run = self._run
+        if run.block_samples is not None:
+            check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position)
+
+
+def check_uneven(uneven: Literal["deal", "refuse"], schedule: BatchSchedule, length: int | None, share: Share) -> None:
+    """Raise ConfigError where a step is not divided by ranks and micro-batches, and has to be."""
+    if uneven not in ("deal", "refuse"):
+        raise ConfigError(f"uneven is {uneven!r}; allowed are 'deal', 'refuse'")
+    if uneven == "deal":
+        return
+    sizes = {size for _, size in schedule.pieces}
+    if length is not None:
+        last = schedule.begin(schedule.step_of(length - 1))
+        sizes.add(length - last)
+    together = share.world_size * share.micro_batch_size
+    if found := sorted(size for size in sizes if not share.divides(size)):
+        raise ConfigError(
+            f"steps of {found} samples are not divided by {share.world_size} ranks times micro-batches of "
+            f"{share.micro_batch_size} = {together}: change one of them, drop a short last step with "
+            "drop_last=True, or allow uneven micro-batches with uneven='deal'"
+        )
+
+
+def num_micro_batches(schedule: BatchSchedule, length: int, share: Share) -> int:
+    """Of one rank in a run of this length. O(pieces of the schedule)."""
+    together = share.world_size * share.micro_batch_size
+    position = count = 0
+    while position < length:
+        _, _, size, num_equal = schedule.locate(position)
+        whole = (length - position) // size
+        num_steps = min(whole, num_equal) if num_equal is not None else whole
+        if num_steps == 0:
+            return count + -(-(length - position) // together)
+        count += num_steps * -(-size // together)
+        position += num_steps * size
+    return count

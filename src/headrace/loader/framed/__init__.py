@@ -1,0 +1,16 @@
+"""A framed run in the loader: each lane has a state of its own, and is walked by one reader of one rank.
+
+    FramedRun --> Parts, dealt to readers by their lanes --> LaneReader, in process, threads or workers
+                                                                  |
+    batches, in order <-- put together <-- Message: samples or a batch, and how far its lanes have come
+                                                                  |
+                                                    Book: the state of each lane after any batch
+
+A rank saves the lanes that it serves. The states of all ranks make one that any topology loads: `gathered_state` by one
+exchange, `merge_state_dicts` from files.
+"""
+
+from headrace.loader.framed.feed import FramedFeed
+from headrace.loader.framed.states import gathered_state, merge_state_dicts
+
+__all__ = ["FramedFeed", "gathered_state", "merge_state_dicts"]

@@ -1,0 +1,338 @@
+"""One set of worker processes: torch's ``DataLoader``, from its start to its end.
+
+Tasks go to the workers strictly in turn, task n of a stream to worker ``n % num_workers``, and messages come back in
+that order, each with its number and its worker: a message that is lost shows, whatever torch makes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing import active_children, util
+from multiprocessing.process import BaseProcess
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data._utils import signal_handling
+
+from headrace.errors import ConfigError, WorkerError
+from headrace.loader.workers_report import DescribeSample, Reporter
+from headrace.loader.workers_side import Sent, Side, Torn
+from headrace.loader.workers_start import context_of, disown, names_of, safe_start_method
+from headrace.loader.workers_table import State, Table, TraceFile
+from headrace.loader.workers_watch import THREAD_NAME, Wait, Watch, how_ended, kill, within
+
+if TYPE_CHECKING:
+    from headrace.loader.reading import Reading
+
+_TURN_S: Final = 1.0
+"""How soon a worker that is gone is noticed."""
+
+_IDLE_S: Final = 5.0
+"""How long workers may take to be done with a stream that nobody reads any more."""
+
+_FINISH_S: Final = 1.0
+_END_S: Final = 5.0
+_TRACE_S: Final = 1.0
+_DESCRIBE_S: Final = 5.0
+
+END: Final = object()
+"""In the place of a message: all tasks are done."""
+
+
+class Lost(Exception):  # noqa: N818 -- never seen by users
+    """Workers are gone or silent; says which, and what they were at."""
+
+
+class Stale(Exception):  # noqa: N818 -- never seen by users
+    """The workers are not ready for another stream."""
+
+
+class Crew:
+    """Worker processes that were started together. They end together.
+
+    Args:
+        read: what makes the message of a task; goes to the workers.
+        reading: how many, and how they start.
+        pin: whether messages are pinned.
+        careful: no worker is given a task before the one before was handed over, so that one which ends it, or holds
+            its interpreter, takes no other with it.
+        describe: a task in words.
+        describe_sample: the sample at an address, of a task, in words.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Any], Any],
+        reading: Reading,
+        *,
+        pin: bool,
+        careful: bool = False,
+        describe: Callable[[Any], str],
+        describe_sample: DescribeSample | None,
+    ) -> None:
+        method = reading.start_method or safe_start_method()
+        context = context_of(method)
+        self._num_workers = reading.num_workers
+        self._reading = reading
+        self._table = Table(context, reading.num_workers)
+        self._trace = TraceFile()
+        self._order = order = _Order(self._table)
+        self.processes: list[BaseProcess] = []
+        self._report = Reporter(self._table, self.processes, lambda: order.sent, describe, describe_sample)
+        # The kernel's signal comes when the thread that started a process ends: only the main one surely stays.
+        by_main = method == "forkserver" or threading.current_thread() is threading.main_thread()
+        side = Side(
+            read,
+            self._table,
+            self._trace,
+            parent=None if method == "forkserver" else os.getpid(),
+            ends_with="signal" if by_main else "poll",
+        )
+        self._loader: DataLoader[Any] | None = DataLoader(
+            side,
+            sampler=self._order,
+            batch_size=None,
+            collate_fn=_as_is,
+            num_workers=reading.num_workers,
+            prefetch_factor=1 if careful else reading.prefetch or 2,
+            pin_memory=pin,
+            timeout=min(_TURN_S, reading.timeout_s),
+            persistent_workers=True,
+            multiprocessing_context=context,
+            worker_init_fn=side.start,
+        )
+        self._batches: Any = None
+        self._owner = os.getpid()
+        self._watch: Watch | None = None
+
+    def begin(self, tasks: Iterator[Any]) -> deque[Sent]:
+        """Deal out the tasks of a stream; gives those that are on their way, first the one whose message comes next.
+
+        Raises:
+            Stale: the workers were started before, and one has died or is busy yet.
+            ConfigError: what goes to the workers does not pickle, and has to.
+            WorkerError: they cannot be started.
+        """
+        sent = self._order.begin(tasks)
+        if self._watch is None:
+            self._start()
+        else:
+            self._begin_again(self._watch)
+        return sent
+
+    def _start(self) -> None:
+        before = set(active_children())
+        # Made here, it is taken away here: what workers put into it stays when they are killed.
+        util.get_temp_dir()
+        try:
+            with warnings.catch_warnings():
+                # That it does not pickle is said below.
+                warnings.filterwarnings("ignore", message="Got pickle error")
+                self._batches = iter(self._loader)  # type: ignore[arg-type]
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"the run cannot be sent to worker processes that start anew: {error}; make functions of a module out "
+                "of lambdas and inner functions, or say start_method='fork'"
+            ) from error
+        except (RuntimeError, OSError) as error:
+            raise WorkerError(f"worker processes cannot be started: {error}") from error
+        finally:
+            # In the order of their numbers, in which they were started.
+            started = [process for process in active_children() if process not in before]
+            self.processes += sorted(started, key=lambda process: process._identity)
+        # On the death of a worker torch raises in the main thread, wherever that is: in the midst of a training step.
+        signal_handling._remove_worker_pids(id(self._batches))  # type: ignore[attr-defined]
+        self._batches._worker_pids_set = False
+        names = names_of(self._batches)
+        writer = getattr(getattr(self._batches, "_worker_result_queue", None), "_writer", None)
+        reading = self._reading
+        self._watch = Watch(
+            self.processes,
+            self._report,
+            every_s=reading.watchdog_s,
+            tick_s=min(1.0, max(0.02, min(reading.watchdog_s, reading.timeout_s) / 4)),
+            pipe=None if writer is None else writer.fileno(),
+            once_started=partial(_unname, names, self._table, reading.num_workers) if names else None,
+        )
+
+    def _begin_again(self, watch: Watch) -> None:
+        until = monotonic() + _IDLE_S
+        while self._busy():
+            if monotonic() > until or not all(process.is_alive() for process in self.processes):
+                raise Stale
+            sleep(0.002)
+        failed = False
+        with watch.waiting(0, _IDLE_S):
+            try:
+                self._batches = iter(self._loader)  # type: ignore[arg-type]
+            except Exception:
+                failed = True
+        # Outside, so that the error with torch's frames, which hold the workers, is gone.
+        if failed:
+            raise Stale
+
+    def _busy(self) -> list[BaseProcess]:
+        return [one for at, one in enumerate(self.processes) if self._table.row(at).state is State.READING]
+
+    def next(self, sent: deque[Sent]) -> Any:
+        """The message of the first task of those that are on their way; ``END`` where none are left.
+
+        Raises:
+            Lost: it does not come.
+            WorkerError: the workers cannot be heard at all, such as for want of file descriptors.
+        """
+        if self._watch is None:
+            raise Lost("no workers have been started")
+        number = sent[0].number if sent else 0
+        worker = number % self._num_workers
+        with self._watch.waiting(worker, self._reading.timeout_s) as wait:
+            while True:
+                got: Any = None
+                try:
+                    got, problem = next(self._batches, END), ""
+                except Exception as error:
+                    # No sample's: those come as messages. Its words are kept, since its frames hold the workers.
+                    problem = f"{type(error).__name__}: {error}"
+                if not problem:
+                    break
+                self._examine(problem, worker, number, wait)
+        if got is END:
+            if sent:
+                raise Lost(self._who(worker))
+            self._order.check()
+            return END
+        by, count, message = got
+        if (by, count) != (worker, number) or isinstance(message, Torn):
+            raise Lost(self._who(worker))
+        return message
+
+    def _examine(self, problem: str, worker: int, number: int, wait: Wait) -> None:
+        """Raise what a turn without a message comes to; or not, and the next one begins."""
+        dead = [at for at, process in enumerate(self.processes) if not process.is_alive()]
+        if worker in dead:
+            raise Lost(self._who(worker))
+        now = monotonic()
+        if dead:
+            # Another one's end is no reason to give up a sample that is being read; but it may have cut the way.
+            row = self._table.row(worker)
+            if row.state is State.WAITING and row.task >= number and row.since_s > _TURN_S:
+                raise Lost(self._who(worker))
+        elif "timed out" not in problem:
+            raise WorkerError(f"nothing can be received from worker processes: {problem}")
+        if now >= wait.until:
+            raise Lost(self._silent(worker))
+        if self._watch is not None:
+            self._watch.turn()
+
+    def _who(self, worker: int) -> str:
+        """Which workers have ended, and what they were at."""
+        until = monotonic() + _TURN_S
+        while not (dead := [at for at, process in enumerate(self.processes) if not process.is_alive()]):
+            # A closed connection can be seen before the end of its process.
+            if monotonic() > until:
+                return f"worker {worker} (process {self.processes[worker].pid}) gave something that is no message"
+            sleep(0.01)
+        return "; ".join(f"worker {at} (process {self.processes[at].pid}) {self._ended(at)}" for at in dead)
+
+    def _ended(self, worker: int) -> str:
+        return within(_DESCRIBE_S, lambda: self._report.ended(worker)) or how_ended(self.processes[worker])
+
+    def _silent(self, worker: int) -> str:
+        process = self.processes[worker]
+        doing = within(_DESCRIBE_S, lambda: self._report.doing(worker)) or "at work"
+        lines = self._lines(process)
+        where = f", in\n{lines}\n" if lines else ". "
+        return (
+            f"worker {worker} (process {process.pid}) gave nothing for {self._reading.timeout_s:g} s: {doing}{where}"
+            "Raise timeout_s if samples take so long"
+        )
+
+    def _lines(self, process: BaseProcess) -> str:
+        """Where a process is that hangs, as it says itself; one that is stopped says nothing."""
+        if not hasattr(signal, "SIGUSR1") or process.pid is None or self._is_starting(process):
+            return ""
+        os.kill(process.pid, signal.SIGUSR1)
+        until, size = monotonic() + _TRACE_S, -1
+        while monotonic() < until and (size <= 0 or self._trace.size() != size):
+            size = self._trace.size()
+            sleep(0.02)
+        return self._trace.current_thread()
+
+    def _is_starting(self, process: BaseProcess) -> bool:
+        return self._table.row(self.processes.index(process)).state is State.STARTING
+
+    def end(self, *, kill_first: bool) -> None:
+        """End all processes, within seconds, whatever they are at; kind to those that work well."""
+        if self._owner != os.getpid():
+            return  # a copy in a forked process
+        if self._watch is not None:
+            self._watch.stop()
+        self._trace.close()
+        if not kill_first:
+            # What they read nobody wants any more.
+            until = monotonic() + _FINISH_S
+            while monotonic() < until and self._busy():
+                sleep(0.005)
+        kill(self.processes if kill_first else self._busy(), _END_S)
+        batches, self._batches, self._loader = self._batches, None, None
+        if batches is not None and not sys.is_finalizing():
+            # torch's own end takes locks that a killed worker may have had: it is waited for, but not for ever.
+            ending = threading.Thread(target=batches._shutdown_workers, name=THREAD_NAME, daemon=True)
+            ending.start()
+            ending.join(_END_S)
+        if not kill(self.processes, _END_S):
+            disown(self.processes)
+
+
+def _unname(names: list[Callable[[], Any]], table: Table, num_workers: int) -> bool:
+    """Once all workers run, the names of the semaphores they share are of no use, and would outlast a kill."""
+    if any(table.row(worker).state is State.STARTING for worker in range(num_workers)):
+        return False
+    for take_away in names:
+        take_away()
+    return True
+
+
+class _Order(Sampler[tuple[int, int, Any]]):
+    """Hands the tasks of the newest stream to the DataLoader, which returns their messages in the same order."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._tasks: Iterator[Any] = iter(())
+        self._failed: BaseException | None = None
+        self.sent: deque[Sent] = deque()
+
+    def begin(self, tasks: Iterator[Any]) -> deque[Sent]:
+        self._table.stream += 1
+        self._tasks = tasks
+        self._failed = None
+        self.sent = deque()
+        return self.sent
+
+    def check(self) -> None:
+        """Raise what the planning of tasks raised: after those before it, not in the midst of them."""
+        if self._failed is not None:
+            raise self._failed
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        mine, stream = self.sent, self._table.stream
+        try:
+            for number, task in enumerate(self._tasks):
+                mine.append(Sent(stream, number, task))
+                # As a plain tuple, which pickles faster.
+                yield stream, number, task
+        except Exception as error:
+            self._failed = error
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,170 @@
+"""The worker's side: a task in, its message out; what fails comes back as it is."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import forkserver, parent_process
+from multiprocessing.reduction import ForkingPickler
+from time import sleep
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.utils.data import Dataset
+
+from headrace.datasets.watched import watch_samples
+from headrace.errors import WorkerError
+from headrace.loader.workers_table import State, Table, TraceFile
+
+_PR_SET_PDEATHSIG: Final = 1
+_LOOK_S: Final = 1.0
+
+
+class Sent(NamedTuple):
+    """A task on its way to a worker, with its stream and its number in it."""
+
+    stream: int
+    number: int
+    task: Any
+
+
+class Failed(NamedTuple):
+    """What a worker raised, pickled, None where it does not pickle; and in words, as it was and with its way there."""
+
+    pickled: bytes | None
+    text: str
+    way: str
+
+    def again(self) -> Exception:
+        """The same error, with the worker's traceback as a note."""
+        if self.pickled is None:
+            return WorkerError(f"{self.text}\n{self.way}")
+        error: Exception = pickle.loads(self.pickled)
+        error.add_note(self.way)
+        return error
+
+
+class Torn(NamedTuple):
+    """In the place of a message whose memory could not be had: its worker is gone."""
+
+    text: str
+
+
+class _Pickled:
+    """A message that the worker has pickled itself, so that what fails in it is an error of the task.
+
+    Left to the thread that feeds the queue, it would be a line on stderr, and a message that never comes. It is whole
+    again as soon as it is received, so that the memory of messages that nobody takes is given back, too.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self._data,)
+
+
+def _received(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except (OSError, EOFError) as error:
+        return Torn(f"{type(error).__name__}: {error}")
+
+
+class Side(Dataset[Any]):
+    """What is sent to each worker at its start.
+
+    Args:
+        read: makes the message of a task.
+        table: where the worker says what it does.
+        trace: where it says, on SIGUSR1, in which line it is.
+        parent: the process that waits.
+        ends_with: how a worker sees that it is gone: ``"signal"`` lets the kernel kill it, which works in any state,
+            but is also sent when the *thread* that started it ends; ``"poll"`` looks from time to time.
+    """
+
+    def __init__(
+        self, read: Callable[[Any], Any], table: Table, trace: TraceFile, *, parent: int | None, ends_with: str
+    ) -> None:
+        self._read = read
+        self._table = table
+        self._trace = trace
+        self._parent = parent
+        self._ends_with = ends_with
+        self._worker = 0
+
+    def start(self, worker: int) -> None:
+        """Called once in the worker."""
+        self._worker = worker
+        self._follow_parent()
+        # Of the strategies of torch the other one has names in /dev/shm, which stay when all processes are killed.
+        if sys.platform == "linux":
+            torch.multiprocessing.set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]
+        if hasattr(faulthandler, "register"):
+            # Written by a handler in C: it works while the interpreter is held.
+            faulthandler.register(signal.SIGUSR1, file=self._trace.fileno(), all_threads=True, chain=False)
+        watch_samples(partial(self._table.mark, worker))
+        self._table.write(worker, State.WAITING, -1)
+
+    def _follow_parent(self) -> None:
+        parent = os.getppid()
+        if self._parent is not None and parent != self._parent:
+            os._exit(1)
+        _leave_server()
+        if self._ends_with == "signal" and sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        threading.Thread(target=_end_with, args=(parent,), name="headrace-parent", daemon=True).start()
+
+    def __getitem__(self, sent: tuple[int, int, Any]) -> tuple[int, int, Any]:
+        stream, number, task = sent
+        worker, table = self._worker, self._table
+        if table.stream != stream:
+            return worker, number, None
+        table.write(worker, State.READING, number)
+        message: Any
+        try:
+            message = _Pickled(bytes(ForkingPickler.dumps(self._read(task))))
+        except Exception as error:
+            message = _failed(error, worker)
+        table.write(worker, State.WAITING, number)
+        return worker, number, message
+
+
+def _end_with(process: int) -> None:
+    """End with the process that waits, which a server of forks may stand between; where no signal comes."""
+    parent = parent_process()
+    while os.getppid() == process and (parent is None or parent.is_alive()):
+        sleep(_LOOK_S)
+    os._exit(1)
+
+
+def _leave_server() -> None:
+    """Let the server that forks end when the process that waits ends: workers would keep it alive, and it them.
+
+    It ends when nobody holds the other end of a pipe, which it hands to all that it forks, for children of theirs.
+    """
+    server = getattr(forkserver, "_forkserver", None)
+    held = getattr(server, "_forkserver_alive_fd", None)
+    if held is not None:
+        server._forkserver_alive_fd = None  # type: ignore[union-attr]
+        os.close(held)
+
+
+def _failed(error: Exception, worker: int) -> Failed:
+    way = f"in worker {worker}:\n{''.join(traceback.format_exception(error))}"
+    text = f"{type(error).__name__}: {error}"
+    try:
+        pickled = pickle.dumps(error)
+        # Some errors pickle, and cannot be made again.
+        pickle.loads(pickled)
+    except Exception:
+        return Failed(None, text, way)
+    return Failed(pickled, text, way)

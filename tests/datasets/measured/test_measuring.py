@@ -1,0 +1,306 @@
+"""Facts: what is kept, that it is the same however it was made, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import killing
+from headrace import ConfigError, MeasuredFacts, StoreError, WorkerError, measure
+from headrace.datasets.measuring.group_keys import key_of, key_text
+from headrace.datasets.measuring.running import find_facts
+from headrace.encoders import SkipSample, stateless
+from measured_made import Drawing, Drawn, Filter, Grouped, Packed, numbers, opened, plain_outputs
+
+COUNT, BROKEN = 150, (3, 77, 120)
+ENCODERS = [Filter(1), Drawn(2), Grouped(3), Packed(4), Drawn(5, most=1, failing=0)]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda one: type(one).__name__)
+def test_facts_are_those_of_the_plain_way(encoder: Drawing, flawed_numbers: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    dataset = opened(flawed_numbers, encoder)
+    facts = measure(dataset, encoder, folder=tmp_path, on_samples=lambda *both: told.append(both))
+    rows = plain_outputs(encoder, COUNT, BROKEN)
+    counts = Counter(number for number, *_ in rows)
+    assert facts.arrays["num_outputs"].tolist() == [counts[number] for number in range(COUNT)]
+    failing = [number for number in range(COUNT) if number in BROKEN or raises(encoder, number)]
+    assert np.flatnonzero(~facts.arrays["is_good"]).tolist() == failing
+    assert ("lengths" in facts.arrays) == isinstance(encoder, Packed)
+    if isinstance(encoder, Packed):
+        assert facts.arrays["lengths"].tolist() == [row[2] for row in rows]
+        assert facts.summary.tokens == sum(row[2] for row in rows)
+    if isinstance(encoder, Grouped):
+        keys = [facts.keys[group] for group in facts.arrays["groups"].tolist()]
+        assert keys == [("group", row[3]) for row in rows]
+        assert list(dict.fromkeys(keys)) == facts.keys
+        assert [group.outputs for group in facts.summary.groups] == [Counter(keys)[key] for key in facts.keys]
+    found = list(facts.faults())
+    assert [fault.index for fault in found] == failing
+    assert {fault.key for fault in found if fault.index in BROKEN} == {f"s/{number:04d}" for number in BROKEN}
+    assert Counter((fault.hook, fault.kind) for fault in found) == {
+        (one.hook, one.kind): one.count for one in facts.summary.faults
+    }
+    summary = facts.summary
+    empty = sum(counts[number] == 0 for number in range(COUNT))
+    assert (summary.bad_samples, summary.skipped_samples) == (len(failing), empty - len(failing))
+    assert (summary.outputs, summary.samples) == (len(rows), COUNT)
+    assert told == sorted(told)
+    assert told[-1] == (COUNT, COUNT)
+    assert facts.check() == []
+    again = find_facts(dataset, encoder, folder=tmp_path)
+    assert again is not None
+    assert again.summary == summary
+
+
+def raises(encoder: Drawing, number: int) -> bool:
+    try:
+        encoder.facts(number)
+    except ValueError:
+        return True
+    return False
+
+
+def test_any_number_of_processes_makes_the_same_bytes(
+    flawed_numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    encoder = Grouped(3)
+    alone = measure(opened(flawed_numbers, encoder), encoder, folder=tmp_path / "one")
+    by_two = measure(opened(flawed_numbers, encoder), encoder, workers=2)
+    assert by_two.path.parent == tmp_path / "cache" / "facts"
+    assert content(by_two.path) == content(alone.path)
+    assert not multiprocessing.active_children()
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    encoder = Grouped(3)
+    root = numbers(tmp_path / "ds", 150, (3, 77))
+    whole = content(measure(opened(root, encoder), encoder, folder=tmp_path / "whole").path)
+    kills = 0
+    for first in (0, 2):
+        folder = tmp_path / f"killed-{first}"
+        for moment in itertools.count(first, 5):
+            if killing.run(lambda: again(root, encoder, folder), moment=moment):  # noqa: B023
+                break
+            kills += 1
+        assert content(MeasuredFacts.open(next(folder.glob("[!.]*"))).path) == whole
+        measure(opened(root, encoder), encoder, folder=folder)
+        assert [path.name for path in folder.iterdir()] == [next((tmp_path / "whole").iterdir()).name]
+    assert kills >= 8
+
+
+def again(root: Path, encoder: Drawing, folder: Path) -> None:
+    measure(opened(root, encoder), encoder, folder=folder)
+
+
+def test_chunks_that_are_done_are_not_measured_again(tmp_path: Path) -> None:
+    root = numbers(tmp_path / "ds", 200)
+
+    class Ending(Drawn):
+        calls = 0
+
+        @stateless
+        def encode_sample(self, sample: Any) -> Iterator[Any]:
+            type(self).calls += 1
+            if sample["number"] == 130 and type(self).calls < 200:
+                raise OSError("the disk is away")
+            yield sample
+
+    encoder = Ending(0, failing=0)
+    with pytest.raises(OSError, match="the disk is away"):
+        measure(opened(root, encoder), encoder, folder=tmp_path / "facts")
+    assert Ending.calls == 131
+    Ending.calls = 200
+    told: list[int] = []
+    facts = measure(
+        opened(root, encoder), encoder, folder=tmp_path / "facts", on_samples=lambda done, _: told.append(done)
+    )
+    assert (Ending.calls - 200, told[0]) == (200 - 128, 128)
+    assert facts.summary.outputs == 200
+
+
+def test_what_decides_the_facts_is_in_their_address(flawed_numbers: Path, facts_folder: Path, tmp_path: Path) -> None:
+    class Later(Drawn):
+        version = "2"
+
+    class Other(Drawn):
+        pass
+
+    other_data = numbers(tmp_path / "ds", 70)
+    Later.__qualname__ = Drawn.__qualname__
+    names = {
+        measure(opened(root, encoder), encoder, folder=facts_folder, settings=settings).name
+        for root, encoder, settings in (
+            (flawed_numbers, Drawn(0), None),
+            (flawed_numbers, Drawn(1), None),
+            (flawed_numbers, Later(0), None),
+            (flawed_numbers, Other(0), None),
+            (flawed_numbers, Drawn(0), {"mood": "good"}),
+            (other_data, Drawn(0), None),
+        )
+    }
+    assert len(names) == 6
+
+
+def test_damaged_facts_are_refused(flawed_numbers: Path, tmp_path: Path) -> None:
+    encoder = Packed(4)
+    dataset = opened(flawed_numbers, encoder)
+    facts = measure(dataset, encoder, folder=tmp_path)
+    lengths = facts.path / "lengths.npy"
+    data = lengths.read_bytes()
+    lengths.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert [fault.partition(":")[0] for fault in MeasuredFacts.open(facts.path).check()] == [str(lengths)]
+    lengths.write_bytes(data[:-1])
+    with pytest.raises(StoreError, match=r"lengths\.npy.*made anew"):
+        MeasuredFacts.open(facts.path)
+    with pytest.raises(StoreError, match=r"lengths\.npy"):
+        measure(dataset, encoder, folder=tmp_path)
+    shutil.rmtree(facts.path)
+    with pytest.raises(StoreError, match="no facts are there; `headrace measure`"):
+        MeasuredFacts.open(facts.path)
+    kept = facts.path / "kept.json"
+    measure(dataset, encoder, folder=tmp_path)
+    kept.write_text(kept.read_text().replace("headrace.facts", "headrace.facta"))
+    with pytest.raises(StoreError, match="damaged"):
+        MeasuredFacts.open(facts.path)
+
+
+def test_keys_of_groups() -> None:
+    keys = [1, True, "a", ("a", (1, None)), 0.5, (), -3, 2**63]
+    assert [key_of(key_text(key)) for key in keys] == keys
+    assert len({key_text(key) for key in keys}) == len(keys)
+    assert key_text((np.int64(3), np.float64(0.5))) == key_text((3, 0.5))
+    for wrong in (b"bytes", frozenset({1}), 2**64, float("nan"), ("a", object())):
+        with pytest.raises(ConfigError, match="stored as JSON"):
+            key_text(wrong)
+
+
+class Choosy(Packed):
+    """Finds out by the length that it does not want a sample, or cannot have it."""
+
+    @stateless
+    def sample_length(self, sample: Any) -> int:
+        if sample["number"] % 5 == 0 and sample["output"]:
+            raise SkipSample
+        if sample["number"] % 5 == 1:
+            raise ValueError("no length")
+        return super().sample_length(sample)
+
+
+def test_hooks_that_measure_may_skip_and_fail(tmp_path: Path) -> None:
+    encoder = Choosy(2, failing=0)
+    facts = measure(opened(numbers(tmp_path / "ds", 60), encoder), encoder, folder=tmp_path / "facts")
+    drawn = [len(encoder.facts(number)) for number in range(60)]
+    skipped = [number % 5 == 0 and drawn[number] > 1 for number in range(60)]
+    bad = [number % 5 == 1 and drawn[number] > 0 for number in range(60)]
+    assert (~facts.arrays["is_good"]).tolist() == bad
+    wanted = [0 if skipped[number] or bad[number] else drawn[number] for number in range(60)]
+    assert facts.arrays["num_outputs"].tolist() == wanted
+    assert len(facts.arrays["lengths"]) == sum(wanted)
+    first = next(facts.faults())
+    assert (first.index, first.key, first.hook, first.kind) == (
+        bad.index(True),
+        "s/0001",
+        "sample_length",
+        "ValueError",
+    )
+    assert (first.shard, first.reason) == ("0000.tar", "no length")
+
+
+class Huge(Packed):
+    @stateless
+    def sample_length(self, sample: Any) -> int:
+        return 1 << 32
+
+
+class Unhashable(Grouped):
+    @stateless
+    def batch_group_criterion(self, sample: Any) -> tuple[Any, int | None]:
+        return {1}, 2
+
+
+class Bytes(Grouped):
+    @stateless
+    def batch_group_criterion(self, sample: Any) -> tuple[Any, int | None]:
+        return b"1", 2
+
+
+class Sizes(Grouped):
+    @stateless
+    def batch_group_criterion(self, sample: Any) -> tuple[Any, int | None]:
+        return "one", 2 + sample["number"] % 2
+
+
+class Stateful(Grouped):
+    def batch_group_criterion(self, sample: Any) -> tuple[Any, int | None]:
+        return 1, 2
+
+
+class Wrong(Filter):
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return sample["nubmer"] if sample["number"] < 0 else undefined  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("encoder", "error", "words"),
+    [
+        (Huge(0), ConfigError, "stored in 32 bits"),
+        (Unhashable(0), ConfigError, "the key hashable"),
+        (Bytes(0), ConfigError, "stored as JSON"),
+        (Sizes(0), ConfigError, "one.*the sizes"),
+        (Stateful(0), ConfigError, "not marked @stateless"),
+        (Wrong(0), NameError, "undefined"),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, Drawing) else "",
+)
+def test_what_is_no_fault_of_a_sample_ends_it(
+    encoder: Drawing, error: type[Exception], words: str, flawed_numbers: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words):
+        measure(opened(flawed_numbers, encoder), encoder, folder=tmp_path)
+    assert not list(tmp_path.glob("[!.]*"))
+
+
+class Deadly(Drawn):
+    @stateless
+    def encode_sample(self, sample: Any) -> Iterator[Any]:
+        import os
+
+        os._exit(3)
+        yield sample
+
+
+def test_a_process_that_ends_is_an_error(tmp_path: Path) -> None:
+    root = numbers(tmp_path / "ds", 130)
+    with pytest.raises(WorkerError, match="a process ended while samples from 0 on"):
+        measure(opened(root, Deadly()), Deadly(), folder=tmp_path / "facts", workers=2)
+    with pytest.raises(ConfigError, match="workers is 0"):
+        measure(opened(root, Deadly()), Deadly(), workers=0)
+
+
+def test_sizes_of_batches_are_said_once(flawed_numbers: Path, facts_folder: Path) -> None:
+    facts = measure(opened(flawed_numbers, Grouped(3)), Grouped(3), folder=facts_folder)
+    grouping = facts.grouping(remainder="drop")
+    sizes = {number: grouping.sizes.get(number, grouping.size) for number in range(len(facts.keys))}
+    assert {facts.keys[number]: size for number, size in sizes.items()} == {
+        ("group", group): 2 + group % 2 for group in range(4)
+    }
+    with pytest.raises(ConfigError, match=r"4 of 4 groups have a size .* batch_size is 8"):
+        facts.grouping(batch_size=8)
+    plain = measure(opened(flawed_numbers, Drawn(2)), Drawn(2), folder=facts_folder)
+    with pytest.raises(ConfigError, match="groups were not measured"):
+        plain.grouping()

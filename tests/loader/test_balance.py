@@ -1,0 +1,425 @@
+"""Balanced steps through the loader: the same samples in each step, dealt alike, on any ranks and after any resume."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import records_made
+from counts import cases
+from headrace import (
+    Balance,
+    Blend,
+    BlendDataset,
+    Bucketing,
+    Collation,
+    ConfigError,
+    Loader,
+    MapDataset,
+    Order,
+    PackedSequenceDataset,
+    Packing,
+    PreferenceDataset,
+    Ranks,
+    Reading,
+    Run,
+    SFTDataset,
+    StateError,
+    WindowDataset,
+)
+from headrace.datasets import Dataset
+from headrace.plan import balanced, costs_of
+from headrace.stores import KeyedStore
+from headrace.testing.keyed import write_keyed
+from runs_made import Numbers
+
+COUNT = 61
+NOW = Reading(num_threads=0)
+State = dict[str, Any]
+
+
+class Pictures(Numbers):
+    """As media are: of no length in tokens."""
+
+    has_tokens = False
+
+
+def attention(lengths: np.ndarray) -> np.ndarray:
+    """Of a layer of width 64: its matrices, and causal attention."""
+    return lengths * (12 * 64 + lengths)
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+    folder = tmp_path_factory.mktemp("balance")
+    collation = Collation(padding_idx=0)
+    sft = records_made.store(folder / "sft", records_made.sft(1, COUNT), "keyed")
+    return {
+        "sft": SFTDataset(sft, collation),
+        "more": SFTDataset(records_made.store(folder / "more", records_made.sft(2, 40), "keyed"), collation),
+        "dpo": PreferenceDataset(records_made.store(folder / "dpo", records_made.preferences(2, COUNT)), collation),
+        "packs": PackedSequenceDataset(sft, Packing(max_seq_len=64), padding_idx=0, loss_mask_key="loss_mask"),
+        "windows": WindowDataset(sft, window_tokens=16),
+    }
+
+
+def loaders(run: Run, world_size: int, micro: int, state: State | None = None, **options: Any) -> list[Loader]:
+    options = {"balance": Balance(), "reading": NOW, **options}
+    made = [Loader(run, micro_batch_size=micro, ranks=Ranks(r, world_size), **options) for r in range(world_size)]
+    for loader in made:
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+    return made
+
+
+def life(made: list[Loader], micro_steps: int) -> tuple[list[list[list[int]]], State]:
+    """For each micro-step the positions that each rank took, and the state after them."""
+    iterators = [iter(loader) for loader in made]
+    found = []
+    for _ in range(micro_steps):
+        batches = [next(iterator, None) for iterator in iterators]
+        if None in batches:
+            assert batches == [None] * len(batches), "all ranks end together"
+            break
+        found.append([batch["sample_positions"].tolist() for batch in batches if batch is not None])
+    states = [loader.state_dict() for loader in made]
+    assert all(state == states[0] for state in states), "one rank saves for all"
+    assert len(json.dumps(states[0])) < 1024
+    for iterator in iterators:
+        iterator.close()  # type: ignore[attr-defined]
+    return found, states[0]
+
+
+def flat(found: list[list[list[int]]]) -> list[int]:
+    return [position for micro_step in found for batch in micro_step for position in batch]
+
+
+@st.composite
+def runs(draw: st.DrawFn, datasets: dict[str, Dataset]) -> tuple[Run, Run]:
+    """A run, and the same made longer."""
+    mix = Blend({"a": datasets["sft"], "b": datasets["more"]}, weights={"a": 2, "b": 1})
+    data = draw(st.sampled_from([datasets["sft"], datasets["packs"], mix]))
+    ragged = data is not datasets["packs"]
+    bucketing = Bucketing(window_steps=draw(st.integers(1, 3))) if ragged and draw(st.booleans()) else None
+    schedule = [(0, draw(st.integers(1, 30))), (draw(st.integers(1, 3)), draw(st.integers(1, 30)))]
+    samples = draw(st.integers(20, 120))
+    order = Order(seed=draw(st.integers(0, 3)))
+    if bucketing is not None:
+        # Its last window ends with the run: such a run keeps its length.
+        run = Run(data, global_batch_size=schedule, order=order, samples=samples, bucketing=bucketing)
+        return run, run
+    short, longer = (Run(data, global_batch_size=schedule, order=order, samples=n) for n in (samples, samples + 13))
+    return short, longer
+
+
+@settings(max_examples=cases(30, 3_000), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 7)), min_size=1, max_size=5))
+def test_chains_of_resumes_lose_nothing_and_have_nothing_twice(
+    datasets: dict[str, Dataset], data: st.DataObject, lives: list[tuple[int, int, int]]
+) -> None:
+    short, longer = data.draw(runs(datasets))
+    balance = data.draw(st.sampled_from([Balance(), Balance(cost=attention), Balance(cost="supervised_tokens")]))
+    state: State | None = None
+    seen: list[int] = []
+    lengthened = data.draw(st.integers(1, 5))
+    run = short
+    for number, (world_size, micro, micro_steps) in enumerate(lives):
+        run = short if number < lengthened else longer
+        found, state = life(loaders(run, world_size, micro, state, balance=balance), micro_steps)
+        seen += flat(found)
+        assert state["position"] == len(seen) == len(set(seen))
+        begin = run.schedule.begin(state["step"])
+        assert sorted(seen[:begin]) == list(range(begin)), "each step has its own samples"
+        assert ("dealt" in state) <= (begin < len(seen) < (run.length or 0)), "between two steps a position is all"
+    rest, end = life(loaders(run, 1, 7, state, balance=balance), 1_000)
+    assert sorted(seen + flat(rest)) == list(range(run.length or 0))
+    assert "dealt" not in end
+
+
+@settings(max_examples=cases(15, 1_000), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.integers(1, 5), st.integers(1, 4), st.lists(st.integers(0, 6), min_size=1, max_size=4))
+def test_the_same_ranks_go_on_as_if_nothing_had_happened(
+    datasets: dict[str, Dataset], data: st.DataObject, world_size: int, micro: int, lives: list[int]
+) -> None:
+    run, _ = data.draw(runs(datasets))
+    whole, _ = life(loaders(run, world_size, micro), 1_000)
+    state = None
+    found: list[list[list[int]]] = []
+    for micro_steps in lives:
+        more, state = life(loaders(run, world_size, micro, state), micro_steps)
+        found += more
+    assert found == whole[: len(found)]
+    # A loader that is iterated anew goes on, too, and what was read ahead is dealt again.
+    made = loaders(run, world_size, micro, state, reading=Reading(num_threads=1))
+    found += life(made, 2)[0]
+    found += life(made, 1_000)[0]
+    assert found == whole
+
+
+def test_batches_hold_the_samples_at_their_positions(datasets: dict[str, Dataset]) -> None:
+    """In threads and worker processes alike, and the loss of a step is divided by as many tokens as without."""
+    run = Run(datasets["sft"], global_batch_size=16, order=Order(seed=3), epochs=1)
+    plain: dict[int, int] = {}
+    for batch in Loader(run, micro_batch_size=16, ranks=Ranks(), reading=NOW):
+        for position in batch["sample_positions"].tolist():
+            plain[position] = batch["step_supervised_tokens"]
+    moved = 0
+    for reading in (Reading(num_threads=2), Reading(num_workers=1)):
+        for loader in loaders(run, 2, 4, reading=reading):
+            for number, batch in enumerate(loader):
+                positions = batch["sample_positions"].tolist()
+                moved += positions != run.positions(number // 2)[loader.ranks.rank * 4 :][:4].tolist()
+                for row, position in enumerate(positions):
+                    indices = run.lookup(np.array([position])).indices
+                    sample = datasets["sft"].samples(indices)[0]["input_ids"]
+                    mask = batch["attention_mask"][row].bool()
+                    assert batch["input_ids"][row][mask].tolist() == sample.tolist()
+                    assert batch["step_supervised_tokens"] == plain[position]
+            loader.close()
+    assert moved
+
+
+def draw(name: str, size: int) -> np.ndarray:
+    """Lengths of megatron.md 4.3, as in benchmarks/packing.py, cut to 2,048."""
+    rng = np.random.default_rng(0)
+    if name == "bimodal":
+        short = rng.random(size) < 0.8
+        lengths = np.where(short, rng.lognormal(4.5, 0.5, size), rng.lognormal(7, 0.5, size))
+    else:
+        lengths = rng.lognormal(*{"sft": (5.5, 1), "web": (6, 1.2), "long": (7, 0.8)}[name], size)
+    return np.clip(lengths.astype(np.int64), 1, 2_048)
+
+
+@pytest.mark.parametrize("name", ["sft", "web", "bimodal", "long"])
+def test_eight_ranks_have_alike(name: str, tmp_path: Path) -> None:
+    """Counted from the tokens that are delivered: at most 1.05 of the mean in any micro-step, unbalanced more."""
+    lengths = draw(name, 1_024)
+    ones = np.ones(int(lengths.max()), dtype=np.uint8)
+    write_keyed(tmp_path, tokens=("uint8", [ones[:length] for length in lengths.tolist()]))
+    dataset = SFTDataset(KeyedStore(tmp_path), Collation(padding_idx=0), loss_mask_key=None)
+    run = Run(dataset, global_batch_size=512, order=Order(seed=1), epochs=1)
+    worst = []
+    for balance in (Balance(), None):
+        delivered = [
+            [int(batch["attention_mask"].sum()) for batch in loader] for loader in loaders(run, 8, 8, balance=balance)
+        ]
+        cost = np.array(delivered).T
+        assert cost.shape == (16, 8)
+        assert cost.sum() == lengths.sum()
+        worst.append((cost.max(axis=1) / cost.mean(axis=1)).max())
+        if balance is not None:
+            figures = loaders(run, 8, 8)[0].balance_figures(9)
+            assert [one.step for one in figures] == [0, 1]
+            assert np.concatenate([one.balanced.cost for one in figures]).tolist() == cost.tolist()
+            assert max(one.balanced.micro_step_imbalance for one in figures) == pytest.approx(worst[0])
+            assert all(one.balanced.waiting < 0.03 < 0.1 < one.unbalanced.waiting for one in figures)
+    assert worst[0] <= 1.05
+    assert worst[1] > 1.3
+
+
+def cost(data: Dataset, balance: Balance) -> list[float]:
+    """Of each sample of a dataset."""
+    run = Run(data, global_batch_size=len(data), order=Order(kind="none"), epochs=1)
+    (figures,) = loaders(run, 1, 1, balance=balance)[0].balance_figures()
+    return figures.unbalanced.cost[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def test_what_records_cost(datasets: dict[str, Dataset]) -> None:
+    data = datasets["sft"]
+    items = [data[i] for i in range(len(data))]
+    lengths = [len(item["input_ids"]) for item in items]
+    assert cost(data, Balance()) == lengths
+    assert cost(data, Balance(cost=attention)) == [attention(length) for length in lengths]
+    assert cost(data, Balance(cost="supervised_tokens")) == [int((item["labels"] != -100).sum()) for item in items]
+    given = np.arange(len(data), dtype=np.int32)
+    assert cost(data, Balance(lengths={"": given})) == given.tolist()
+    assert cost(data, Balance(cost=attention, lengths={"": given})) == attention(given).tolist()
+    pairs = datasets["dpo"]
+    assert cost(pairs, Balance()) == pairs.sample_lengths(np.arange(COUNT)).tolist()
+
+
+def test_what_packs_cost(datasets: dict[str, Dataset]) -> None:
+    """A function is of the lengths of their documents, which are what attention takes."""
+    data = datasets["packs"]
+    items = [data[i] for i in range(len(data))]
+    documents = [np.bincount(item["document_ids"][item["document_ids"] >= 0]) for item in items]
+    assert cost(data, Balance()) == [one.sum() for one in documents]
+    assert cost(data, Balance(cost="supervised_tokens")) == [int(item["loss_mask"].sum()) for item in items]
+    by_attention = [attention(one[one > 0]).sum() for one in documents]
+    assert len(set(by_attention)) > len(by_attention) // 2
+    assert cost(data, Balance(cost=attention)) == by_attention
+    assert cost(MapDataset(data, dict), Balance(cost=attention)) == by_attention
+
+
+def test_lengths_that_are_given_are_by_source_and_sample(datasets: dict[str, Dataset]) -> None:
+    """Also of samples that have none of their own."""
+    data = {"a": datasets["windows"], "b": WindowDataset(datasets["sft"].store, window_tokens=16, stride=5)}  # type: ignore[attr-defined]
+    run = Run(Blend(data, weights={"a": 1, "b": 1}), global_batch_size=24, order=Order(seed=2))
+    rng = np.random.default_rng(0)
+    given = {name: rng.integers(1, 1_000, len(one)) for name, one in data.items()}
+    loader = loaders(run, 2, 3, balance=Balance(lengths=given))[0]
+    found = run.lookup(run.positions(0))
+    costs = np.array([given["ab"[s]][i] for s, i in zip(found.sources, found.indices, strict=True)])
+    deal = balanced(costs, world_size=2, micro_batch_size=3)
+    assert loader.balance_figures()[0].balanced.cost.tolist() == deal.cost.tolist()
+    expected = deal.order.reshape(4, 2, 3)[:, 0].tolist()
+    batches = iter(loader)
+    assert [next(batches)["sample_positions"].tolist() for _ in range(4)] == expected
+    with pytest.raises(ConfigError, match=r"lengths are given of \['c'\]; the sources are \['a', 'b'\]"):
+        loaders(run, 1, 1, balance=Balance(lengths={"c": given["a"]}))
+    with pytest.raises(ConfigError, match="lengths of source 'b' are"):
+        loaders(run, 1, 1, balance=Balance(lengths={"a": given["a"], "b": given["b"][1:]}))
+    with pytest.raises(ConfigError, match="source 'b': samples of WindowDataset are all equally long"):
+        loaders(run, 1, 1, balance=Balance(lengths={"a": given["a"]}))
+
+
+def test_restart_begins_anew_after_a_state_within_a_step(datasets: dict[str, Dataset]) -> None:
+    run = Run.validation(datasets["sft"], global_batch_size=24)
+    whole, _ = life(loaders(run, 3, 2), 1_000)
+    _, state = life(loaders(run, 2, 3), 1)
+    made = loaders(run, 3, 2, state, restart=True)
+    first, _ = life(made, 1_000)
+    assert len(flat(first)) == COUNT - 6
+    again, _ = life(made, 1_000)
+    assert again == whole
+
+
+def test_what_a_state_within_a_step_needs(datasets: dict[str, Dataset]) -> None:
+    run = Run(datasets["sft"], global_batch_size=24, order=Order(seed=1), samples=60)
+    _, state = life(loaders(run, 2, 3), 2)
+    assert state["position"] == 12
+    assert state["dealt"]["taken"] == [[24, 2, 3, 12]]
+    with pytest.raises(StateError, match="was balanced: give the loader the same balance"):
+        loaders(run, 2, 3, state, balance=None)
+    with pytest.raises(StateError, match="dealt by other costs than here"):
+        loaders(run, 2, 3, state, balance=Balance(cost=attention))
+    shorter = Run(datasets["sft"], global_batch_size=24, order=Order(seed=1), samples=20)
+    with pytest.raises(StateError, match="at least the length"):
+        loaders(shorter, 2, 3, state)
+    for taken in ([], [[24, 2, 3, 13]], [[24, 2, 0, 12]], [[8, 2, 3, 12]], [[24, 1, 1, 6], [23, 1, 1, 6]]):
+        with pytest.raises(StateError, match="damaged"):
+            loaders(run, 2, 3, {**state, "dealt": {**state["dealt"], "taken": taken}})
+    with pytest.raises(StateError, match="damaged"):
+        loaders(run, 2, 3, {**state, "dealt": {"taken": "all"}})
+    loader = loaders(run, 2, 3)[0]
+    with pytest.raises(ConfigError, match=r"position 12 is within step 0.* begin where a step does, as 0"):
+        loader.start_at(12)
+    loader.start_at(24)
+    assert loader.step == 1
+    # Without balance a position is all, and the samples before it were taken as they come.
+    _, state = life(loaders(run, 2, 3, balance=None), 2)
+    found, _ = life(loaders(run, 1, 4, state), 3)
+    assert sorted(flat(found)) == list(range(12, 24))
+
+
+def test_the_last_step_of_a_run_that_is_made_longer(datasets: dict[str, Dataset]) -> None:
+    """What was taken of it was dealt among fewer samples; that is so after another save, too."""
+    short, longer = (Run(datasets["sft"], global_batch_size=24, samples=samples) for samples in (37, 61))
+    before, state = life(loaders(short, 2, 3), 5)
+    assert state["position"] == 30
+    untouched = loaders(longer, 2, 3, state)[0].state_dict()
+    assert untouched == state
+    found, end = life(loaders(longer, 2, 3, untouched), 1_000)
+    assert sorted(flat(before) + flat(found)) == list(range(61))
+    assert end["position"] == 61
+    _, complete = life(loaders(short, 2, 3), 1_000)
+    assert "dealt" not in complete
+    assert sorted(flat(life(loaders(longer, 2, 3, complete), 1_000)[0])) == list(range(37, 61))
+
+
+def test_a_step_can_be_stopped_so_often_with_other_ranks(datasets: dict[str, Dataset]) -> None:
+    run = Run(datasets["sft"], global_batch_size=60, order=Order(seed=1), samples=60)
+    state = None
+    seen: list[int] = []
+    for number in range(16):
+        found, state = life(loaders(run, 1, 1 + number % 2, state), 1)
+        seen += flat(found)
+    with pytest.raises(StateError, match="16 times"):
+        loaders(run, 1, 1, state)
+    found, _ = life(loaders(run, 1, 2, state), 1_000)
+    assert sorted(seen + flat(found)) == list(range(60))
+
+
+def test_what_is_refused(datasets: dict[str, Dataset]) -> None:
+    def refused(data: Any, says: str, balance: Any = Balance(), **options: Any) -> None:  # noqa: B008
+        with pytest.raises(ConfigError, match=says):
+            loaders(Run(data, global_batch_size=8, **options), 2, 2, balance=balance)
+
+    refused(datasets["windows"], "samples of WindowDataset are all equally long, there is nothing to balance")
+    refused(datasets["dpo"], "expected a Balance", balance="tokens")
+    refused(datasets["sft"], "leave out one of them", bucketing=Bucketing(group_samples=4))
+    refused(datasets["sft"], "expected a number for each", balance=Balance(cost=lambda lengths: 1))
+    refused(datasets["sft"], "expected a number for each", balance=Balance(cost=lambda lengths: lengths > 3))
+    refused(Pictures(9), r"Pictures have no lengths that are known before; give them as Balance\(lengths={'': an array")
+    blocks = BlendDataset({"a": datasets["sft"], "b": datasets["more"]}, weights={"a": 1, "b": 1}, block_samples=4)
+    refused(blocks, "4 consecutive samples are of one source, and balance would mix them")
+    with pytest.raises(ConfigError, match="cost is 'words'"):
+        Balance(cost="words")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="lengths say nothing"):
+        Balance(cost="supervised_tokens", lengths={"": np.arange(3)})
+    with pytest.raises(ConfigError, match="lengths of source 'a' are"):
+        Balance(lengths={"a": np.ones(3)})
+    with pytest.raises(ConfigError, match="does not balance"):
+        loaders(Run(datasets["sft"], global_batch_size=8), 1, 1, balance=None)[0].balance_figures()
+    negative = loaders(Run(datasets["sft"], global_batch_size=8), 2, 2, balance=Balance(cost=lambda lengths: -lengths))
+    with pytest.raises(ConfigError, match="of the step costs -"):
+        next(iter(negative[0]))
+
+
+def test_ranks_that_balance_otherwise_are_refused(
+    datasets: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes, of which this is each in turn: they would take samples twice, and leave others out."""
+    run = Run(datasets["sft"], global_batch_size=24, samples=60)
+    said: list[bytes] = []
+
+    def all_gathered(mine: bytes) -> list[bytes]:
+        said.append(mine)
+        return [said[0], mine]
+
+    monkeypatch.setattr("headrace.loader.ranks.is_alone", lambda: False)
+    monkeypatch.setattr("headrace.loader.ranks.all_gathered", all_gathered)
+
+    def both(one: Loader, other: Loader) -> None:
+        said.clear()
+        with pytest.raises(StateError, match="data-parallel ranks"):
+            next(iter(one))
+        next(iter(other))
+
+    one, other = loaders(run, 2, 3)
+    both(one, other)
+    for balance in (None, Balance(cost=attention), Balance(cost="supervised_tokens")):
+        with pytest.raises(StateError, match="disagree on the balance of the run"):
+            both(one, loaders(run, 2, 3, balance=balance)[1])
+    made = loaders(run, 2, 3)
+    monkeypatch.setattr("headrace.loader.ranks.is_alone", lambda: True)
+    states = [life(loaders(run, *topology), 1)[1] for topology in ((2, 3), (3, 2))]
+    monkeypatch.setattr("headrace.loader.ranks.is_alone", lambda: False)
+    for loader, state in zip(made, states, strict=True):
+        loader.load_state_dict(state)
+    with pytest.raises(StateError, match="disagree on the balance of the run"):
+        both(*made)
+
+
+def test_figures_in_words(datasets: dict[str, Dataset]) -> None:
+    figures = loaders(Run(datasets["sft"], global_batch_size=24), 2, 3)[0].balance_figures(2)
+    assert [str(one).split(":")[0] for one in figures] == ["step 0", "step 1"]
+    deal = figures[0].balanced
+    assert f"balanced: max over mean {deal.micro_step_imbalance:.3f} of a micro-step" in str(figures[0])
+    assert (
+        figures[0].unbalanced.cost.tolist()
+        == costs_of(
+            datasets["sft"].sample_lengths(Run(datasets["sft"], global_batch_size=24).lookup(np.arange(24)).indices),
+            np.arange(24),
+            world_size=2,
+            micro_batch_size=3,
+        ).tolist()
+    )
+    assert pickle.loads(pickle.dumps(Balance(cost=attention))).cost is attention

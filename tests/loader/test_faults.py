@@ -1,0 +1,198 @@
+"""Samples that cannot be made, as a loader tells of them: when they are delivered, once, with position and step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import framed_encoders
+from counts import cases
+from headrace import Loader, MediaDataset, Order, Ranks, Reading, Run
+from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun
+from headrace.encoders import Cooker, ErrorPolicy, Fault, TaskEncoder, stateless
+from headrace.errors import ConfigError, DecodeError, InputError, OutputError, SampleError
+from headrace.loader import merge_state_dicts, read_fault_report
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+COUNT, BROKEN = 18, (3, 4, 11)
+SUBSTITUTE = ErrorPolicy(on_error="substitute")
+HERE, AHEAD, WORKERS = Reading(num_threads=0), Reading(num_threads=2), Reading(num_workers=2)
+
+
+class Plain(TaskEncoder[Any, Any, Any, Any]):
+    """One output of each sample; nothing is drawn."""
+
+    cookers = (Cooker(framed_encoders.cook),)
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        if sample["n"] == 8:
+            raise ValueError("eight")
+        return sample
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return framed_encoders.numbers(tmp_path_factory.mktemp("faults") / "a", COUNT, broken=BROKEN)
+
+
+def run_of(place: Path, errors: ErrorPolicy = SUBSTITUTE, **options: Any) -> Run:
+    dataset = EncodedDataset.open(place, Plain(), errors=errors)
+    given = {"global_batch_size": 4, "order": Order(kind="full", seed=5), "epochs": 2}
+    return Run(dataset, **{**given, **options})
+
+
+def framed_of(place: Path) -> FramedRun:
+    data = Framed(MediaDataset.open(place), Plain(), frame_positions=3, errors=SUBSTITUTE)
+    return FramedRun(data, global_batch_size=4, order=Order(kind="full", seed=5), epochs=2)
+
+
+def stood_in(run: Run, batches: list[Any]) -> dict[int, int]:
+    """Position -> the sample that was due, of those for which another one came, by the keys of the samples."""
+    due = run.lookup(run.locate(range_of(run)).positions).indices.tolist()
+    found = {}
+    for batch in batches:
+        for position, n in zip(batch["sample_positions"].tolist(), batch["n"], strict=True):
+            if due[position] != int(n):
+                found[position] = due[position]
+    return found
+
+
+def range_of(run: Run) -> Any:
+    import numpy as np
+
+    return np.arange(run.length, dtype=np.int64)
+
+
+@pytest.mark.parametrize("reading", [HERE, AHEAD, WORKERS], ids=["here", "threads", "workers"])
+def test_faults_come_with_the_batches_that_they_belong_to(place: Path, reading: Reading) -> None:
+    run = run_of(place)
+    loader = Loader(run, micro_batch_size=2, reading=reading)
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        wanted = stood_in(run, batches)
+        first = {one.position: one for one in loader.faults.faults if one.attempt == 0}
+        # What is read ahead is not told of before its turn.
+        assert {position: one.index for position, one in first.items()} == wanted
+        assert all(one.step == position // 4 for position, one in first.items() if position is not None)
+        ledger = loader.ledger()
+        delivered = sum(len(batch["n"]) for batch in batches)
+        assert (ledger.delivered, ledger.as_they_are) == (delivered, delivered - len(wanted))
+    loader.close()
+    assert ledger.delivered == run.length == 2 * COUNT
+    assert ledger.substituted == {"DecodeError in read": 6, "ValueError in encode_sample": 2}
+    again = Counter((one.position, one.attempt) for one in loader.faults.faults)
+    assert max(again.values()) == 1
+    fault = next(one for one in loader.faults.faults if one.index == 3)
+    assert (fault.shard, fault.key, fault.hook) == ("000.tar", "0003", "read")
+
+
+@pytest.mark.parametrize("reading", [HERE, WORKERS], ids=["here", "workers"])
+def test_a_fault_that_ends_the_run_is_told_with_position_and_step(
+    place: Path, reading: Reading, tmp_path: Path
+) -> None:
+    run = run_of(place, ErrorPolicy())
+    loader = Loader(run, micro_batch_size=2, reading=reading, fault_report=tmp_path / "faults.jsonl")
+    with pytest.raises((DecodeError, ValueError)) as caught:
+        for _ in loader:
+            pass
+    loader.close()
+    (fault,) = loader.faults.faults
+    assert fault.position is not None
+    assert int(run.lookup(range_of(run)).indices[fault.position]) == fault.index
+    assert (fault.step, fault.index in (*BROKEN, 8)) == (fault.position // 4, True)
+    assert f"at position {fault.position:,} of the run, step {fault.step:,}" in caught.value.__notes__
+    assert read_fault_report([tmp_path / "faults.jsonl"]) == [fault]
+    assert loader.ledger().num_substituted == 0
+
+
+def test_a_tolerance_that_is_used_up_tells_of_all_that_failed(place: Path) -> None:
+    run = run_of(place, ErrorPolicy(on_error="substitute", tolerance=1))
+    loader = Loader(run, micro_batch_size=2, reading=HERE)
+    with pytest.raises((SampleError, ValueError), match="1 failed in a row"):
+        list(loader)
+    assert loader.faults.total == 1
+
+
+Leg = tuple[int, int, Reading, int, int]
+
+
+@st.composite
+def legs(draw: st.DrawFn) -> list[Leg]:
+    """Ranks, micro-batch, readers, micro-steps, and micro-steps that are lost with the job."""
+    readings = st.sampled_from([HERE, HERE, AHEAD])
+    leg = st.tuples(st.sampled_from([1, 2]), st.sampled_from([1, 2]), readings, st.integers(0, 5), st.integers(0, 3))
+    return draw(st.lists(leg, max_size=4))
+
+
+@settings(max_examples=cases(12, 120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chain=legs(), is_framed=st.booleans())
+def test_reports_of_a_chain_of_jobs_are_those_of_one(
+    place: Path, tmp_path_factory: pytest.TempPathFactory, chain: list[Leg], is_framed: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("reports")
+    run: Any = framed_of(place) if is_framed else run_of(place)
+    reading = HERE
+    whole = Loader(run, micro_batch_size=2, reading=reading, fault_report=folder / "whole")
+    assert sum(1 for _ in whole)
+    wanted = read_fault_report([folder / "whole"])
+    assert len(wanted) >= 8
+    state: Any = None
+    for world_size, micro, reading, steps, lost in [*chain, (1, 2, HERE, 10**6, 0)]:
+        if is_framed:
+            reading = HERE
+        states = []
+        for rank in range(world_size):
+            loader = Loader(
+                run,
+                micro_batch_size=micro,
+                ranks=Ranks(rank, world_size),
+                reading=reading,
+                fault_report=folder / "part-{rank}",
+            )
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = iter(loader)
+            for _, _ in zip(range(steps), batches, strict=False):
+                pass
+            states.append(loader.state_dict())
+            for _, _ in zip(range(lost), batches, strict=False):
+                pass
+            loader.close()
+        state = merge_state_dicts(states)
+    found = read_fault_report(sorted(folder.glob("part-*")))
+    assert [one for one in found if one.step is None] == []
+    assert signs(found) == signs(wanted)
+
+
+def signs(faults: list[Fault]) -> list[Any]:
+    return [(one.position, one.attempt, one.index, one.shard, one.key, one.kind) for one in faults]
+
+
+def test_reports_are_looked_at(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "faults.jsonl"
+    list(Loader(run_of(place), micro_batch_size=2, reading=HERE, fault_report=path))
+    wanted = path.read_bytes()
+    # A kill has cut the last line short.
+    path.write_bytes(wanted[:-9])
+    assert read_fault_report([path]) == read_fault_report([path, path])
+    assert len(read_fault_report([path])) == wanted.count(b"\n") - 1
+    list(Loader(run_of(place), micro_batch_size=2, reading=HERE, fault_report=path))
+    assert path.read_bytes() == wanted
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(InputError, match=r"faults\.jsonl: line 1: no fault of a report"):
+        Loader(run_of(place), micro_batch_size=2, fault_report=path)
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        read_fault_report([tmp_path / "none"])
+    with pytest.raises(ConfigError, match=r"2 ranks would write one fault_report: give 'faults-\{rank\}\.jsonl'"):
+        Loader(run_of(place), micro_batch_size=2, ranks=Ranks(0, 2), fault_report=path)
+    loader = Loader(run_of(place), micro_batch_size=2, reading=HERE, fault_report=tmp_path / "no" / "folder")
+    with pytest.raises(OutputError, match="cannot be written: No such file"):
+        list(loader)

@@ -1,0 +1,257 @@
+"""Workers that are killed, hang, or give nothing: replaced with the same bytes, or an error that says all; in time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import media_texts
+from headrace import Loader, MediaDataset, Order, Reading, Run, WorkerError
+from headrace.datasets.encoded import EncodedDataset
+from headrace.encoders import DefaultTaskEncoder, stateless
+from headrace.samples.media import TextSample
+
+EXPECTED = [str(number) for number in range(40)]
+NAME = r"sample '0013' of 00\.tar \(position 13, step 3\)"
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return media_texts.shards(tmp_path_factory.mktemp("texts") / "t", (20, 11, 9))
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    others = set(active_children())
+    yield
+    assert not set(active_children()) - others
+
+
+def loader_of(data: Any, *, micro_batch_size: int = 2, method: str = "fork", **reading: Any) -> Loader:
+    run = Run(data, global_batch_size=4, order=Order(kind="none"), epochs=1)
+    given = {"num_workers": 2, "start_method": method, **reading}
+    return Loader(run, micro_batch_size=micro_batch_size, reading=Reading(**given))
+
+
+def texts_of(loader: Loader) -> list[str]:
+    found = [text for batch in loader for text in batch["text"]]
+    loader.close()
+    return found
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def crew(others: set[Any]) -> list[int]:
+    return [process.pid for process in active_children() if process not in others and process.pid is not None]
+
+
+@pytest.mark.parametrize(
+    ("action", "timeout_s"),
+    [
+        (media_texts.dies, 30.0),
+        (media_texts.hangs, 0.4),
+        (media_texts.stops, 0.4),
+        (media_texts.holds_the_interpreter, 0.4),
+    ],
+)
+def test_a_lost_worker_is_replaced_and_nothing_changes(
+    texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, action: Callable[[Any], Any], timeout_s: float
+) -> None:
+    once = media_texts.Once(tmp_path / "done", action)
+    assert texts_of(loader_of(media_texts.loaded(texts, once), timeout_s=timeout_s)) == EXPECTED
+    [warning] = warnings_in(caplog)
+    assert "killed by SIGKILL" in warning if action is media_texts.dies else "gave nothing for 0.4 s" in warning
+    assert "sample '0013' of 00.tar (position 13, step 3)" in warning
+    # The worker itself says in which line it hangs, even where its interpreter is held; one that is stopped does not.
+    if action in (media_texts.hangs, media_texts.holds_the_interpreter):
+        assert f"in {action.__name__}\n" in warning
+
+
+def test_a_sample_that_kills_every_worker_is_named(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = loader_of(media_texts.loaded(texts, media_texts.dies), max_replacements=2)
+    given: list[str] = []
+    with pytest.raises(WorkerError, match=rf"killed by SIGKILL .* in read of {NAME}.*replaced 2 times in a row"):
+        given.extend(text for batch in loader for text in batch["text"])
+    assert given == EXPECTED[: loader.position]
+    assert 6 <= loader.position < media_texts.BAD
+    assert len(warnings_in(caplog)) >= 2
+    # What was delivered is all that counts: whoever reads the rest has it once.
+    rest = loader_of(MediaDataset.open(texts, **media_texts.TEXT))
+    rest.start_at(loader.position)
+    assert texts_of(rest) == EXPECTED[loader.position :]
+
+
+def test_what_was_read_before_a_worker_hung_is_delivered(texts: Path) -> None:
+    """A worker that holds its interpreter keeps back what it read before, too; so in the end it is not sent ahead."""
+    data = media_texts.loaded(texts, media_texts.holds_the_interpreter)
+    loader = loader_of(data, num_workers=1, prefetch=4, timeout_s=0.4, max_replacements=2)
+    with pytest.raises(WorkerError, match=rf"in read of {NAME}(.|\n)*replaced 2 times in a row"):
+        list(loader)
+    assert 6 <= loader.position < media_texts.BAD
+
+
+def test_a_lost_worker_may_be_an_error(texts: Path) -> None:
+    data = media_texts.loaded(texts, media_texts.hangs)
+    loader = loader_of(data, num_workers=1, timeout_s=0.3, on_lost_worker="raise")
+    with pytest.raises(
+        WorkerError, match=rf"worker 0 \(process \d+\) gave nothing for 0.3 s: .* {NAME}(.|\n)*in hangs"
+    ):
+        list(loader)
+    assert 6 <= loader.position < media_texts.BAD
+
+
+def test_workers_killed_while_the_training_computes(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """torch would raise in the midst of a training step; here nobody notices, until the next batch is due."""
+    others = set(active_children())
+    loader = loader_of(MediaDataset.open(texts, **media_texts.TEXT))
+    iterator = iter(loader)
+    found = list(next(iterator)["text"])
+    for pid in crew(others):
+        os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        sum(range(1000))
+    found += [text for batch in iterator for text in batch["text"]]
+    loader.close()
+    assert found == EXPECTED
+    assert "was killed by SIGKILL" in warnings_in(caplog)[0]
+
+
+def test_a_message_cut_in_two(texts: Path) -> None:
+    """The rest of it never comes, and the reader of the pipe waits for it; until somebody makes it come."""
+    others = set(active_children())
+    loader = loader_of(media_texts.loaded(texts, media_texts.large), num_workers=1)
+    iterator = iter(loader)
+    found = list(next(iterator)["text"])
+    time.sleep(0.5)
+    # Half of the next message is in the pipe, the other half waits for room.
+    for pid in crew(others):
+        os.kill(pid, signal.SIGKILL)
+    found += [text for batch in iterator for text in batch["text"]]
+    loader.close()
+    assert [text.rstrip("x") for text in found] == EXPECTED
+
+
+@pytest.mark.parametrize(("method", "kills", "seed"), [("fork", 6, 1), ("forkserver", 2, 2)])
+def test_killed_at_random_moments(texts: Path, method: str, kills: int, seed: int) -> None:
+    draw = random.Random(seed)
+    others = set(active_children())
+    data = media_texts.loaded(texts, media_texts.slow)
+    loader = loader_of(data, method=method, micro_batch_size=1, max_replacements=100)
+    done = threading.Event()
+
+    def kill() -> None:
+        for _ in range(kills):
+            if done.wait(draw.uniform(0.0, 0.25)):
+                return
+            if pids := crew(others):
+                os.kill(draw.choice(pids), signal.SIGKILL)
+
+    iterator = iter(loader)
+    found = list(next(iterator)["text"])
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        found += [text for batch in iterator for text in batch["text"]]
+    finally:
+        done.set()
+        killer.join()
+        loader.close()
+    assert found == EXPECTED
+
+
+class Plain(DefaultTaskEncoder[Any, Any, Any, Any]):
+    def encode_sample(self, sample: Any) -> Any:
+        """May depend on what it was given before: nothing says that it does not."""
+        if sample.text == str(media_texts.BAD):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+
+class Stateless(Plain):
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return super().encode_sample(sample)
+
+
+def test_code_that_may_have_a_state_cannot_be_replaced(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    media = MediaDataset.open(texts, sample_type=TextSample, field_map={"text": "txt"})
+    assert media.unrestorable is None
+    loader = loader_of(EncodedDataset(media, Plain()))
+    with pytest.raises(WorkerError, match=r"Plain\.encode_sample is not marked @stateless"):
+        list(loader)
+    assert not warnings_in(caplog)
+    loader = loader_of(EncodedDataset(media, Stateless()), max_replacements=1)
+    with pytest.raises(WorkerError, match="replaced 1 times in a row"):
+        list(loader)
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_errors_of_memory_and_of_pickling_stay_what_they_are(texts: Path) -> None:
+    loader = loader_of(media_texts.loaded(texts, media_texts.takes_all_memory))
+    with pytest.raises(MemoryError, match="4 TiB"):
+        list(loader)
+    loader.close()
+    # Found in the worker, not by a thread that says so on stderr while the loader waits for ever.
+    loader = loader_of(media_texts.loaded(texts, media_texts.unpicklable))
+    with pytest.raises(TypeError, match="pickle") as found:
+        list(loader)
+    assert "in worker 0:" in found.value.__notes__[0]
+    loader.close()
+
+
+def test_the_watchdog_says_what_each_worker_is_at(texts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data = media_texts.loaded(texts, media_texts.hangs)
+    loader = loader_of(data, timeout_s=0.7, watchdog_s=0.2, on_lost_worker="raise")
+    with pytest.raises(WorkerError):
+        list(loader)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("headrace: waiting 0 s for worker ")
+    assert any("s in read of sample '0013' of 00.tar (position 13, step 3)" in line for line in lines)
+    assert any(line.startswith("  worker ") and line.endswith("without work") for line in lines)
+
+
+def test_closing_does_not_wait_for_a_worker_that_hangs(texts: Path) -> None:
+    others = set(active_children())
+    loader = loader_of(media_texts.loaded(texts, media_texts.hangs))
+    iterator = iter(loader)
+    for _ in range(6):
+        next(iterator)
+    pids = crew(others)
+    assert len(pids) == 2
+    began = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began < 5
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_thread_that_hangs_is_an_error(texts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    released = threading.Event()
+
+    def hangs(parts: dict[str, Any]) -> dict[str, Any]:
+        if parts["txt"] == str(media_texts.BAD):
+            released.wait(60)
+        return {"text": parts["txt"]}
+
+    run = Run(media_texts.loaded(texts, hangs), global_batch_size=4, order=Order(kind="none"), epochs=1)
+    loader = Loader(run, micro_batch_size=2, reading=Reading(num_threads=2, timeout_s=0.5, watchdog_s=0.2))
+    found: list[str] = []
+    words = r"nothing came for 0.5 s from a thread that reads samples at positions \d+ to 1[3-9] of step(.|\n)*in hangs"
+    with pytest.raises(WorkerError, match=words):
+        found.extend(text for batch in loader for text in batch["text"])
+    released.set()
+    assert found == EXPECTED[: loader.position]
+    assert 6 <= loader.position < media_texts.BAD
+    assert "headrace: waiting 0 s for a thread that reads samples at positions" in capfd.readouterr().err
