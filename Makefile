@@ -36,6 +36,8 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; tables here, JSON in bench
 	$(BIN)/python benchmarks/sft.py
 	$(BIN)/python benchmarks/tar.py
 	$(BIN)/python benchmarks/multimodal.py
+	$(BIN)/python benchmarks/encoder.py
+	$(BIN)/python benchmarks/balance.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -110,6 +110,13 @@ class Packed(Drawing):
         }
 
 
+class Refusing(Drawing):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise ValueError("no tokenizer")
+
+
 def opened(root: Path, encoder: Encoder) -> MediaDataset:
     return MediaDataset.open(root, decoder=encoder.decoder, cookers=bound_cookers(encoder))
 

@@ -75,6 +75,7 @@ def test_check_reads_every_byte(run: Any, flawed: Path, tmp_path: Path) -> None:
         (["--encoder", "measured_made:numbers"], "cannot be made with the arguments"),
         (["--encoder", "measured_made:Packed", "--set", "draw"], "write --set NAME=VALUE"),
         (["--encoder", "measured_made:Packed", "--set", "colour=1"], "cannot be made with the arguments {'colour': 1}"),
+        (["--encoder", "measured_made:Refusing"], "measured_made:Refusing: cannot be made: ValueError: no tokenizer"),
         (["--encoder", "builtins:dict"], "expected a class of headrace.encoders.TaskEncoder's"),
         (["--encoder", "measured_made:Packed", "--workers", "0"], "1 or more"),
         (["--encoder", "measured_made:Packed", "--split-part", "nowhere"], "nowhere"),

@@ -29,6 +29,8 @@ from headrace.prepare import (
     TokenOptions,
 )
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 def documents(folder: Path, key: str | None = None) -> list[list[int]]:
     with headrace.open(folder, key=key) as store:

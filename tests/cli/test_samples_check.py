@@ -226,8 +226,8 @@ def test_decode_names_shard_key_part_and_byte(run: Any, folder: Path) -> None:
     data = (folder / "plain/x-000.tar").read_bytes()
     code, found, problems = checked(run, folder / "plain", "--decode", "--workers", 1)
     assert code == 1
-    byte = data.index(contents["b/2.jpg"] + bytes(10))
-    assert problems[0].startswith(f"{folder}/plain/x-000.tar: sample 6, key 'b/2', part 'jpg', byte {byte}: cannot be ")
+    jpg = data.index(contents["b/2.jpg"] + bytes(10))
+    assert problems[0].startswith(f"{folder}/plain/x-000.tar: sample 6, key 'b/2', part 'jpg', byte {jpg}: cannot be ")
     byte = data.index(b"{bad")
     assert problems[1].startswith(f"{folder}/plain/x-000.tar: sample 6, key 'b/2', part 'json', byte {byte}: is not JS")
     assert "part 'pkl'" in problems[2]
@@ -248,6 +248,7 @@ def test_decode_names_shard_key_part_and_byte(run: Any, folder: Path) -> None:
             "wav": 1,
         },
         "faulty_parts": {"jpg": 1, "json": 1, "pkl": 1},
+        "bad": [{"shard": "x-000.tar", "index": 6, "key": "b/2", "reason": problems[0].split(f"byte {jpg}: ")[1]}],
     }
     assert "at fault: jpg 1, json 1, pkl 1" in run("check", folder / "plain", "--decode", "--workers", 1).stdout
 

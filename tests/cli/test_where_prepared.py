@@ -10,6 +10,8 @@ import pytest
 
 import headrace
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:

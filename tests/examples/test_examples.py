@@ -26,6 +26,7 @@ SAYS = {
     "chats.py": ["headrace-example-"],
     "corpus.py": ["headrace-example-"],
     "dpo.py": ["of the layout preference", "loss at first 0.693", "margin of the chosen answer at first 0.0"],
+    "energon_encoder.py": ["of the last batch filled", "rank 1 of 2 goes on with the packs [162, 163]"],
     "grpo_prompts.py": ["of the layout prompt", "'data_source': 'sums', 'ground_truth': '", "mean reward of the first"],
     "prepare_corpus.py": [
         "'bad': 1, 'duplicate': 3, 'filter:functions only': ",

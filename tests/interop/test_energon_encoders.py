@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import encoder_ported
 from energon_prepared import prepared
 from interop import energon_peer
 from interop.energon_live import our_loader, their_loader
+from interop.energon_systems import in_energon
 
 pytestmark = pytest.mark.interop
 FIELDS = ("values", "mask", "label")
@@ -26,19 +25,7 @@ FIELDS = ("values", "mask", "label")
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The encoder of the same source with the import line of Energon."""
-    energon_peer.energon()
-    source = Path(encoder_ported.__file__).read_text()
-    line = "from headrace.encoders import ("
-    assert source.count("headrace") == source.count(line) == 1
-    file = tmp_path_factory.mktemp("encoders") / "encoder_of_energon.py"
-    file.write_text(source.replace(line, "from megatron.energon import ("))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
-    energon_peer.quietly(spec.loader.exec_module, module)
-    yield module.NumberEncoder
-    del sys.modules[file.stem]
+    return in_energon(encoder_ported, tmp_path_factory.mktemp("encoders")).NumberEncoder
 
 
 @pytest.fixture(scope="module")

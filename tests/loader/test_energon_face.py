@@ -503,7 +503,7 @@ def test_energons_validation_order(root: Path) -> None:
     ("options", "match"),
     [
         ({"task_encoder": object()}, "expected a TaskEncoder"),
-        ({"packing_buffer_size": 3}, "not packed yet"),
+        ({"packing_buffer_size": 3}, "does not override select_samples_to_pack and pack"),
         ({"order": "random"}, "allowed are 'shards', 'full', 'blocks', 'energon'"),
         ({"batch_size": 0}, "batch_size is at least 1"),
         ({"shuffle_over_epochs_multiplier": -1}, "each epoch has every sample once"),

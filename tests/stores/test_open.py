@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import counts
 import headrace.stores as stores
 import made
 from headrace.errors import ConfigError, StoreError
@@ -250,7 +251,7 @@ def open_files():
 before = open_files()
 most = 0
 opened = []
-for number in range(10_000):
+for number in range(int(sys.argv[3])):
     opened.append(stores.open(f"{sys.argv[1]}/{number}", reader=sys.argv[2]))
     if number % 100 == 0:
         most = max(most, open_files() - before)
@@ -263,15 +264,16 @@ print(most)
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
-def test_ten_thousand_stores(tmp_path: Path, reader: str) -> None:
+def test_more_stores_than_files_may_be_open(tmp_path: Path, reader: str) -> None:
+    count = counts.cases(2_000, 10_000)
     make(tmp_path / "one", 2, 0, 3)
     many = tmp_path / "many"
     many.mkdir()
-    for number in range(10_000):
+    for number in range(count):
         for suffix in (".bin", ".idx"):
             os.link(tmp_path / f"one{suffix}", many / f"{number}{suffix}")
     done = subprocess.run(
-        [sys.executable, "-c", _USE_MANY, str(many), reader], capture_output=True, check=False, text=True
+        [sys.executable, "-c", _USE_MANY, str(many), reader, str(count)], capture_output=True, check=False, text=True
     )
     assert done.stderr == ""
     assert 200 < int(done.stdout) <= 257  # one more for the listing itself

@@ -16,6 +16,7 @@
     headrace trace step N                                       what a step of a training was fed
     headrace trace sample SOURCE NUMBER                         which steps see a sample
     headrace measure DATASET --encoder MODULE:CLASS             what a task encoder makes of every sample, once
+    headrace quarantine DATASET --from REPORT                   bad samples are left out of it
     headrace export-cache DATA... --num-samples N               the index caches that Megatron looks for
     headrace check-cache PATH                                   whether Megatron's index caches are of these data
 
@@ -45,6 +46,7 @@ COMMANDS = {
     "merge": "headrace.cli.merge",
     "prepare": "headrace.cli.prepare",
     "preview": "headrace.cli.preview",
+    "quarantine": "headrace.cli.quarantine",
     "render": "headrace.cli.render",
     "split": "headrace.cli.split",
     "trace": "headrace.cli.trace",

@@ -50,6 +50,7 @@ def command(
     quiet: bool,
     as_json: bool,
     decode: bool,
+    quarantine: bool,
     workers: int | None,
     split_part: str | None,
     split_config: str | None,
@@ -75,7 +76,7 @@ def command(
         return
     named = [name for name in ctx.params if is_given(ctx, name)]
     media = {"decode": decode, "workers": workers, "split_part": split_part, "split_config": split_config}
-    media["dataset_config"] = dataset_config
+    media |= {"dataset_config": dataset_config, "quarantine": quarantine}
     is_whole = check(path, media, named, quiet=quiet, as_json=as_json)
     if is_whole is not None:
         if not is_whole:

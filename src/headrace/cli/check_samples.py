@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.cli.media.checking import SampleVerdict
     from headrace.cli.media.mix_checking import MixVerdict
+    from headrace.cli.media.opening import SampleOptions
     from headrace.stores import Problem
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,14 +24,15 @@ _FOR_TOKENS: Final = (
     *("tokenizer", "max_seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack", "key"),
     *("plan_folder", "dialect", "documents"),
 )
-_FOR_SAMPLES: Final = ("decode", "workers", "split_part", "split_config", "dataset_config")
+_FOR_SAMPLES: Final = ("decode", "quarantine", "workers", "split_part", "split_config", "dataset_config")
 
 
 def check_options(command: F) -> F:
     """The options for samples alone."""
     workers = click.option("--workers", metavar="N", type=int, help="With --decode: processes; one a usable core.")
     decode = click.option("--decode", is_flag=True, help="Of samples: decode every picture, video, sound, text.")
-    return decode(workers(part_options(command)))
+    quarantine = click.option("--quarantine", is_flag=True, help="With --decode: leave what is at fault out.")
+    return decode(quarantine(workers(part_options(command))))
 
 
 def refuse_check_options(path: str, named: Collection[str]) -> None:
@@ -61,6 +63,8 @@ def check(path: str, given: dict[str, Any], named: Collection[str], *, quiet: bo
             raise ConfigError(f"{path}: an option for tokens was given ({name}), and this store holds samples")
     if given["workers"] is not None and (given["workers"] < 1 or not given["decode"]):
         raise ConfigError(f"--workers {given['workers']}: is a number of processes, 1 or more, and goes with --decode")
+    if given["quarantine"] and (mixes or not given["decode"]):
+        raise ConfigError(f"{path}: --quarantine goes with --decode, of one dataset")
     from headrace.cli.media.checking import SampleCheck, check_samples
     from headrace.cli.media.opening import SampleOptions
     from headrace.prepare.text_run import usable_cores
@@ -90,9 +94,23 @@ def check(path: str, given: dict[str, Any], named: Collection[str], *, quiet: bo
             if verdict is None:
                 return None
             lines = summary(verdict, line.elapsed_s)
+            if given["quarantine"]:
+                lines.append(_quarantined(path, wanted.dataset, verdict))
             told = _Told(verdict, verdict.ok, list(verdict.problems), lines, line.elapsed_s)
     _tell(told, quiet=quiet, as_json=as_json)
     return told.ok
+
+
+def _quarantined(path: str, options: SampleOptions, verdict: SampleVerdict) -> str:
+    """Put the samples that cannot be decoded on the list of bad ones."""
+    from headrace.cli.media.opening import need_samples
+    from headrace.stores.quarantine import add_bad_samples
+
+    bad = () if verdict.decoded is None else verdict.decoded.bad
+    if not bad:
+        return f"{path}: nothing to be left out"
+    with need_samples(path, options) as store:
+        return f"{path}: {plural(add_bad_samples(store, bad), 'sample')} left out from now on"
 
 
 class _Told(NamedTuple):

@@ -90,6 +90,8 @@ def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
         made = make(**arguments)
     except TypeError as error:
         raise ConfigError(f"--encoder {name}: cannot be made with the arguments {arguments}: {error}") from error
+    except Exception as error:  # whatever the user's class does
+        raise ConfigError(f"--encoder {name}: cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(made, TaskEncoder):
         raise ConfigError(f"--encoder {name}: is {made!r:.80}; expected a class of headrace.encoders.TaskEncoder's")
     return made

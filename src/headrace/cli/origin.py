@@ -13,7 +13,7 @@ from headrace.cli.input_text import InputTexts, describe_input
 from headrace.copying.ranges import is_copy
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, OutputShard, Provenance, load_manifest
-from headrace.stores.open import open_keys
+from headrace.stores.opening import open_keys
 
 
 class ShardPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from headrace.errors import ConfigError, StateError
 if TYPE_CHECKING:
     from headrace.datasets.trace_answers import Topology
     from headrace.datasets.trace_faces import Sources
+    from headrace.datasets.trace_framed import FramedHistory
     from headrace.datasets.trace_history import History
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,6 +35,13 @@ def _shared(function: F) -> F:
         click.option("--ranks", metavar="R", type=int, help="Data-parallel ranks: say also who takes a sample."),
         click.option("--micro-batch-size", metavar="M", type=int, help="With --ranks: samples of a micro-batch."),
         click.option("--no-data", is_flag=True, help="Open no store: samples are told by number alone."),
+        click.option(
+            "--journal",
+            "journals",
+            metavar="FILE",
+            multiple=True,
+            help="Of a framed run: what Loader(journal=FILE) wrote, of each rank and start.",
+        ),
     ]
     for option in reversed(options):
         function = option(function)
@@ -43,18 +51,29 @@ def _shared(function: F) -> F:
 @command.command(cls=Command, name="step", short_help="The samples of a global step.")
 @click.argument("step", metavar="N", type=int)
 @click.option("--rank", metavar="r", type=int, help="With --ranks: the samples of this rank alone.")
+@click.option("--samples", "with_samples", is_flag=True, help="Of a framed run: all that may be in each unit.")
 @_shared
 def step_command(
-    step: int, rank: int | None, run: str, state: str | None, ranks: int | None, micro_batch_size: int | None,
-    no_data: bool, as_json: bool,
+    step: int, rank: int | None, with_samples: bool, run: str, state: str | None, ranks: int | None,
+    micro_batch_size: int | None, no_data: bool, journals: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """List the samples of global step N: position, source, epoch, number, and the documents or the key of each.
 
     Where the store was prepared from files, also file and line. With --ranks and --micro-batch-size also the rank and
     the micro-step that take it.
-    """
-    from headrace.cli.trace_report import as_builtins, step_report, with_inputs
 
+    Of a framed run, whose units show while it runs, the units of the step, and the frame that each was made in, by its
+    --journal. With --samples the samples that may be in it: FramedRun.trace_step tells which of them are.
+    """
+    from headrace.cli.trace_report import as_builtins, step_report, units_report, with_inputs
+
+    if (framed := _framed(run, state, journals, read_data=not no_data, step=step)) is not None:
+        units = framed[1].step(step, topology=_topology(ranks, micro_batch_size), rank=rank, samples=with_samples)
+        if as_json:
+            print_json({"run": run, "step": step, "units": as_builtins(units), "notes": framed[0].notes})
+            return
+        click.echo("\n".join(units_report(run, step, units, framed[0].notes)))
+        return
     sources, history = _opened(run, state, read_data=not no_data)
     samples = with_inputs(history.step(step, topology=_topology(ranks, micro_batch_size), rank=rank))
     if as_json:
@@ -74,7 +93,8 @@ def step_command(
 @_shared
 def sample_command(
     source: str, sample: str, kind: str | None, until_step: int | None, until_samples: int | None, limit: int, run: str,
-    state: str | None, ranks: int | None, micro_batch_size: int | None, no_data: bool, as_json: bool,
+    state: str | None, ranks: int | None, micro_batch_size: int | None, no_data: bool, journals: tuple[str, ...],
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Say at which steps a sample of SOURCE comes, in all epochs.
 
@@ -83,18 +103,29 @@ def sample_command(
 
     Looks up to --until-step or --until-samples, else up to --state, else to the end; of a run without an end, through
     --limit more epochs.
+
+    Of a framed run, between which steps the sample comes, as far as its --journal goes.
     """
     from headrace.cli.trace_report import as_builtins, sample_report, with_inputs
 
-    sources, history = _opened(run, state, read_data=not no_data)
-    times = history.sample(
-        source,
-        **_asked(sample, kind),
-        until_step=until_step,
-        until_samples=until_samples,
-        limit=limit,
-        topology=_topology(ranks, micro_batch_size),
-    )
+    if (framed := _framed(run, state, journals, read_data=not no_data)) is not None:
+        if kind == "document" or (until_step, until_samples, ranks, micro_batch_size) != (None,) * 4:
+            raise ConfigError(
+                f"the last run in {run} is framed, which --document, --until-step, --until-samples and --ranks are not"
+                " for: it is asked by the number or the key of a sample, and answers up to where its journals end"
+            )
+        sources = framed[0]
+        times = framed[1].sample(source, **_asked(sample, kind), limit=limit)
+    else:
+        sources, history = _opened(run, state, read_data=not no_data)
+        times = history.sample(
+            source,
+            **_asked(sample, kind),
+            until_step=until_step,
+            until_samples=until_samples,
+            limit=limit,
+            topology=_topology(ranks, micro_batch_size),
+        )
     shown = with_inputs(list(times.shown))
     notes = [*times.notes, *sources.notes]
     if as_json:
@@ -115,6 +146,29 @@ def _asked(sample: str, kind: str | None) -> dict[str, Any]:
     if kind == "key" or not is_number or (sample[0] == "0" and len(sample) > 1):
         return {"key": sample}
     return {"index": int(sample)}
+
+
+def _framed(
+    path: str, state: str | None, journals: tuple[str, ...], *, read_data: bool, step: int | None = None
+) -> tuple[Sources, FramedHistory] | None:
+    """The framed run that is asked about: that of a step, or the last one of all; None if it is none."""
+    from headrace.datasets.run_file import read_run_file
+    from headrace.datasets.trace_faces import Sources
+
+    file = read_run_file(path)
+    begun = [number for number, one in enumerate(file.runs) if step is None or one.first_step <= step]
+    number = max(begun, default=0)
+    if file.runs[number].lanes is None:
+        if journals:
+            raise ConfigError(f"{path}: this run is not framed, and --journal is of framed runs: leave it out")
+        return None
+    if not journals:
+        raise ConfigError(
+            f"{path}: this run is framed: what is in its units shows while it runs. Give the journals of its loaders,"
+            " --journal FILE, written by Loader(run, journal=FILE), of each rank and start"
+        )
+    sources = Sources(file, read_data=read_data)
+    return sources, sources.framed(number, journals, None if state is None else _state(state))
 
 
 def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[Sources, History]:

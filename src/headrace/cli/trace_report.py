@@ -10,7 +10,7 @@ import msgspec
 from headrace.cli.figures import count, plural, table
 from headrace.cli.origin import find_origins
 from headrace.cli.sample_origin import find_sample_origins, find_shards
-from headrace.datasets.trace_answers import Times, Traced
+from headrace.datasets.trace_answers import Times, Traced, TracedUnit
 from headrace.datasets.trace_origins import Origin
 from headrace.errors import HeadraceError
 
@@ -39,8 +39,8 @@ def with_inputs(samples: Sequence[Traced]) -> list[Traced]:
     return [msgspec.structs.replace(sample, origins=tuple(map(told, sample.origins))) for sample in samples]
 
 
-def as_builtins(samples: Sequence[Traced]) -> list[dict[str, Any]]:
-    """Samples for JSON."""
+def as_builtins(samples: Sequence[Traced] | Sequence[TracedUnit]) -> list[dict[str, Any]]:
+    """Samples or units for JSON."""
     found: list[dict[str, Any]] = msgspec.to_builtins(samples)
     return found
 
@@ -57,15 +57,39 @@ def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[
     return [head, *_rows(samples, with_source=True), *_noted(notes)]
 
 
+def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequence[str]) -> list[str]:
+    """The units of a step of a framed run, one a line, and below each the samples that may be in it."""
+    head = f"{run}: step {count(step)}: {plural(len(units), 'unit')}"
+    columns = {
+        "unit": [count(one.unit) for one in units],
+        "lane": [count(one.lane) for one in units],
+        "frame": [count(one.frame) for one in units],
+        "positions": [f"{count(one.first_position)} to {count(one.last_position)}" for one in units],
+        "carried": [count(one.num_carried) for one in units],
+        "rank": ["" if one.rank is None else str(one.rank) for one in units],
+        "micro-step": ["" if one.micro_step is None else str(one.micro_step) for one in units],
+        "seen": ["" if one.seen is None else "yes" if one.seen else "no" for one in units],
+    }
+    kept = {name: cells for name, cells in columns.items() if any(cells)}
+    lines = table([list(kept), *zip(*kept.values(), strict=True)]) if units else []
+    found = [head, *lines[:1]]
+    for line, one in zip(lines[1:], units, strict=True):
+        found += [line, *(f"  {row}" for row in _rows(with_inputs(one.samples), with_source=True, with_unit=False))]
+    return [*found, *_noted(notes)]
+
+
 def sample_report(head: str, times: Times, shown: Sequence[Traced], notes: Sequence[str]) -> list[str]:
     """When a sample comes, one time a line."""
     line = f"{head}: {plural(times.count, 'time')} before step {count(times.until_step)}"
-    rest = times.count - len(shown)
-    more = [f"  and {plural(rest, 'more time')} (--limit)"] if rest else []
+    # Of a framed run, several outputs of a position may be shown.
+    rest = times.count - len(
+        {number if one.position is None else (one.run, one.position) for number, one in enumerate(shown)}
+    )
+    more = [f"  and {plural(rest, 'more time')} (--limit)"] if rest > 0 else []
     return [line, *_rows(shown, with_source=False), *more, *_noted(notes)]
 
 
-def _rows(samples: Sequence[Traced], *, with_source: bool) -> list[str]:
+def _rows(samples: Sequence[Traced], *, with_source: bool, with_unit: bool = True) -> list[str]:
     if not samples:
         return []
     columns = {
@@ -74,6 +98,8 @@ def _rows(samples: Sequence[Traced], *, with_source: bool) -> list[str]:
         "source": [one.source for one in samples] if with_source else [],
         "epoch": [count(one.epoch) for one in samples],
         "sample": [count(one.index) for one in samples],
+        "unit": ["" if one.unit is None else count(one.unit) for one in samples] if with_unit else [],
+        "output": ["" if one.output is None else count(one.output) for one in samples],
         "rank": ["" if one.rank is None else str(one.rank) for one in samples],
         "micro-step": ["" if one.micro_step is None else str(one.micro_step) for one in samples],
         "seen": ["" if one.seen is None else "yes" if one.seen else "no" for one in samples],

@@ -18,11 +18,13 @@ from headrace.datasets.run_file_nodes import AnyNode, loaded_node, loaded_shards
 from headrace.datasets.trace import Trace
 from headrace.errors import ConfigError, StateError
 from headrace.plan import ORDER_FORMAT, BatchSchedule, Bucketing, Leaf, Order, Plan, Recipe, node_recipe
+from headrace.plan.framed import FRAMED_FORMAT, Lanes
 from headrace.plan.recipe import PARTS
 from headrace.stores import SampleStore, Store
 from headrace.stores.json_file import write_json_file
 
 if TYPE_CHECKING:
+    from headrace.datasets.encoded.framed_run import FramedRun
     from headrace.datasets.run import Run
 
 VERSION = 1
@@ -63,23 +65,33 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def schedule(self) -> BatchSchedule:
-        """The global batches."""
+        """The global batches; of a framed run, of units."""
         return BatchSchedule(tuple((step, size) for step, size in self.batch["pieces"]))
 
+    @property
+    def lanes(self) -> Lanes | None:
+        """Those of a framed run, None of any other."""
+        if "num_lanes" not in self.batch:
+            return None
+        return msgspec.convert({name: self.batch.get(name) for name in Lanes.__struct_fields__}, Lanes)
+
     def trace(self) -> Trace:
-        """The plan, to be asked.
+        """The plan, to be asked; of a framed run that of its samples, one a step.
 
         Raises:
             StateError: what was written is not what the hashes are of, or is of another version of the algorithms.
         """
-        if self.format != ORDER_FORMAT:
+        here = ORDER_FORMAT if "num_lanes" not in self.batch else {**ORDER_FORMAT, "framed": FRAMED_FORMAT}
+        if self.format != here:
             raise StateError(
                 f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
-                f"Headrace has {ORDER_FORMAT}: use the version that wrote it"
+                f"Headrace has {here}: use the version that wrote it"
             )
         try:
             plan = Plan(loaded_node(self.plan, [_leaf(source) for source in self.sources]), self.order)
             schedule, window_steps = self.schedule, _window_steps(self.batch)
+            if self.lanes is not None:
+                schedule = BatchSchedule.of(1)
         except (ConfigError, KeyError, TypeError, ValueError) as error:
             raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
         recipe = Recipe(
@@ -135,7 +147,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     return found
 
 
-def save_run(run: Run, path: str | os.PathLike[str], *, position: int | None, step: int | None) -> None:
+def save_run(run: Run | FramedRun, path: str | os.PathLike[str], *, position: int | None, step: int | None) -> None:
     """Write a run into a file, or behind those that are in it; see ``Run.save``."""
     before = read_run_file(path) if Path(path).exists() else None
     if position is None:
@@ -163,9 +175,13 @@ def save_run(run: Run, path: str | os.PathLike[str], *, position: int | None, st
     write_json_file(path, RunFile(folder=str(Path.cwd()), runs=(*kept, new)))
 
 
-def _saved(run: Run, first_step: int, position: int) -> SavedRun:
+def _saved(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
+    from headrace.datasets.run import Run
+
     recipe = run.recipe
-    leaves = run.plan.leaves
+    # Of a framed run the plan is that of its samples, and what makes them units is in its recipe.
+    fed = run if isinstance(run, Run) else run.stream
+    leaves = fed.plan.leaves
     sources = [
         SavedSource(
             path=leaf.path,
@@ -175,18 +191,18 @@ def _saved(run: Run, first_step: int, position: int) -> SavedRun:
             store=_store(dataset),
             recipe=recipe.dataset[leaf.path],
         )
-        for leaf, dataset in zip(leaves, run.datasets, strict=True)
+        for leaf, dataset in zip(leaves, fed.datasets, strict=True)
     ]
     return SavedRun(
         first_step=first_step,
         position=position,
-        length=run.length,
+        length=fed.length,
         hashes=recipe.hashes(),
         format=recipe.format,
-        order=run.order,
+        order=fed.order,
         batch=recipe.batch,
         sources=tuple(sources),
-        plan=saved_node(run.plan.root, {leaf.path: number for number, leaf in enumerate(leaves)}),
+        plan=saved_node(fed.plan.root, {leaf.path: number for number, leaf in enumerate(leaves)}),
     )
 
 

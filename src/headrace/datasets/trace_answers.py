@@ -57,6 +57,8 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
         micro_step: the micro-batch of the step on that rank, from 0.
         seen: whether a saved state is past it; None without a state.
         origins: what it is made of; empty where that is not known, or nothing was to be looked up.
+        unit: of a framed run, the number of the unit that it is in; None where that is not known.
+        output: of a framed run, which output of the sample it is; None where that is not known.
     """
 
     step: int
@@ -70,6 +72,37 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     micro_step: int | None = None
     seen: bool | None = None
     origins: Origins = ()
+    unit: int | None = None
+    output: int | None = None
+
+
+class TracedUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit of a framed run in its place.
+
+    Attributes:
+        step: the global step.
+        unit: its number in the run.
+        lane: the lane that it is of.
+        frame: the frame of the lane in which it was made; where the journal leaves some out, the first that it may be.
+        first_position, last_position: of the frame; a lane has every ``num_lanes``-th one between them.
+        num_carried: outputs that were carried on into the frame, of positions before it.
+        is_exact: whether ``samples`` are those in the unit; else all that may be, or none if they were not asked for.
+        samples: in the order of their positions.
+        rank, micro_step, seen: as of `Traced`.
+    """
+
+    step: int
+    unit: int
+    lane: int
+    frame: int
+    first_position: int
+    last_position: int
+    num_carried: int
+    is_exact: bool
+    samples: tuple[Traced, ...] = ()
+    rank: int | None = None
+    micro_step: int | None = None
+    seen: bool | None = None
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headrace.datasets.encoded.frame_journal import read_journals
 from headrace.datasets.encoded.measured_units import MeasuredFace
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.run_file import RunFile, SavedSource
 from headrace.datasets.trace_answers import Face
+from headrace.datasets.trace_framed import FramedHistory
 from headrace.datasets.trace_history import Chapter, History
 from headrace.datasets.trace_origins import Origins, record_origins, record_sample
 from headrace.datasets.windows import WindowDataset
@@ -37,6 +41,24 @@ class Sources:
     def history(self, state: dict[str, Any] | None = None) -> History:
         """The runs of the file, to be asked."""
         return History([self._chapter(number) for number in range(len(self._file.runs))], state)
+
+    def framed(self, number: int, journals: Iterable[str], state: dict[str, Any] | None = None) -> FramedHistory:
+        """A framed run of the file, to be asked.
+
+        Raises:
+            StateError: a journal cannot be read, or is of another run; the state is of another one.
+        """
+        run = self._file.runs[number]
+        assert run.lanes is not None
+        return FramedHistory(
+            History([replace(self._chapter(number), first_step=0, position=0)]),
+            run.lanes,
+            run.schedule,
+            read_journals(journals, run.hashes, run.lanes),
+            shift=run.first_step - run.schedule.step_of(run.position),
+            state=state,
+            hashes=run.hashes,
+        )
 
     def _chapter(self, number: int) -> Chapter:
         run = self._file.runs[number]
@@ -71,7 +93,7 @@ class Sources:
         if source.store is None:
             raise StoreError("it is not of one store; its samples are told by number alone")
         recipe = source.recipe
-        while recipe.get("kind") in ("mapped", "encoded"):
+        while recipe.get("kind") in ("mapped", "encoded", "framed"):
             recipe = recipe["dataset"]
         kind = recipe["kind"]
         if kind not in (*_MEDIA, *_RECORDS, "measured", "windows", "packed_sequences"):

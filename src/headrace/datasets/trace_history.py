@@ -103,6 +103,12 @@ class History:
         found = self._traced(number, positions, trace.lookup(positions), topology)
         return self._told([one for one in found if rank is None or one.rank == rank], origins=origins)
 
+    def positions(self, positions: Sequence[int], *, origins: bool = True) -> list[Traced]:
+        """The samples at some positions of the last run, which has them."""
+        wanted = np.array(positions, dtype=np.int64)
+        last = len(self.chapters) - 1
+        return self._told(self._traced(last, wanted, self.chapters[last].trace.lookup(wanted), None), origins=origins)
+
     def sample(
         self,
         source: str,

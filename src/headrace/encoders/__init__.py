@@ -20,9 +20,11 @@ from __future__ import annotations
 from headrace.encoders.augment import AugmentTaskEncoder
 from headrace.encoders.default import DefaultTaskEncoder
 from headrace.encoders.fault_places import at_positions, at_row, carried, carrying, collecting, placed, position_here
+from headrace.encoders.fault_report import FaultReport, read_fault_report
 from headrace.encoders.hooks import Hook, bound_cookers, hook_of
 from headrace.encoders.mapping import batch_list, batch_stack
-from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Place, Selection
+from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Selection
+from headrace.encoders.place import Place
 from headrace.encoders.policy import ErrorPolicy, Fault, FaultLog, is_of_sample
 from headrace.encoders.stateless import get_failure_tolerance, get_stateless, stateless
 from headrace.encoders.task_encoder import TaskEncoder
@@ -62,6 +64,7 @@ __all__ = [
     "ErrorPolicy",
     "Fault",
     "FaultLog",
+    "FaultReport",
     "Hook",
     "HookFailure",
     "ImageClassificationSample",
@@ -99,5 +102,6 @@ __all__ = [
     "is_of_sample",
     "placed",
     "position_here",
+    "read_fault_report",
     "stateless",
 ]

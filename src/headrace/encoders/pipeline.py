@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from operator import index
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from headrace.encoders.context import CALL, Call
 from headrace.encoders.hooks import Hook, encoder_recipe, hooks_of
+from headrace.encoders.place import Place, seed_of
 from headrace.encoders.seeding import Aside, in_main_thread
 from headrace.encoders.task_encoder import TaskEncoder
-from headrace.errors import ConfigError
-from headrace.plan.keys import derive
-
-STAGES: Final = {
-    name: number
-    for number, name in enumerate(
-        (
-            "cook",
-            "encode",
-            "select_samples_to_pack",
-            "postencode_sample",
-            "pack_selected_samples",
-            "batch_group_criterion",
-            "batch",
-            "encode_batch",
-            "sample_length",
-        )
-    )
-}
-"""Each hook has random numbers of its own: what one draws moves no other. The numbers are part of the order."""
-
-
-class Place(NamedTuple):
-    """Whose turn it is: all that random numbers depend on.
-
-    Attributes:
-        key: 64 bits, of seed, source and epoch.
-        position: of the sample, or of the first of several, below 2^63.
-        output: which output of the sample.
-        part: which of several packs that begin with it.
-    """
-
-    key: int
-    position: int
-    output: int = 0
-    part: int = 0
+from headrace.errors import ConfigError, SkipSample
 
 
 class Output(NamedTuple):
@@ -104,6 +73,8 @@ class EncoderPipeline:
         before = self.hooks["preencode_sample"]
         self._encode = before if before.is_overridden else self.hooks["encode_sample"]
         self._after = self.hooks["postencode_sample"]
+        length = self.hooks["sample_length"]
+        self._length = length if length.may_draw else msgspec.structs.replace(length, seeds=())
         self._aside = Aside()
 
     @property
@@ -167,6 +138,9 @@ class EncoderPipeline:
     def encode(self, make: Callable[[], Any], place: Place, cook: Hook | None = None) -> list[Output]:
         """One sample made and encoded: none, one or several outputs.
 
+        `SkipSample` after some outputs of a generator ends it there, and in ``postencode_sample`` leaves out that
+        one of several, as in Energon.
+
         Args:
             make: makes the sample: decodes and cooks it.
             place: its own; output k has the place with ``output=k``.
@@ -184,10 +158,20 @@ class EncoderPipeline:
                 encoded = [Output(place._replace(output=number), one) for number, one in enumerate(made)]
             if self.packing or not self._after.is_overridden:
                 return encoded
-            return [
-                Output(one.place, self._call(self._after, "postencode_sample", one.place, self._after.call, one.sample))
-                for one in encoded
-            ]
+            after: list[Output] = []
+            for one in encoded:
+                try:
+                    sample = self._postencoded(one)
+                except HookFailure as failure:
+                    if len(encoded) > 1 and isinstance(failure.error, SkipSample):
+                        continue
+                    raise
+                # Numbers of outputs have no gaps: keys are looked up by them.
+                after.append(Output(one.place._replace(output=len(after)), sample))
+            return after
+
+    def _postencoded(self, one: Output) -> Any:
+        return self._call(self._after, "postencode_sample", one.place, self._after.call, one.sample)
 
     def select(self, samples: Sequence[Any], place: Place) -> Selection:
         """Which samples go into packs together.
@@ -226,12 +210,7 @@ class EncoderPipeline:
         """
         hook = self.hooks["pack_selected_samples"]
         with self:
-            inner = [one.sample for one in samples]
-            if self._after.is_overridden:
-                inner = [
-                    self._call(self._after, "postencode_sample", one.place, self._after.call, one.sample)
-                    for one in samples
-                ]
+            inner = [self._postencoded(one) if self._after.is_overridden else one.sample for one in samples]
             place = samples[0].place
             made = self._outputs(hook, "pack_selected_samples", place, inner)
             return [Output(place._replace(part=number), one) for number, one in enumerate(made)]
@@ -263,12 +242,12 @@ class EncoderPipeline:
             raise HookFailure(hook, error) from error
 
     def length(self, one: Output) -> int:
-        """How long a sample is.
+        """How long a sample is. The hook is seeded only if it says that it draws: lengths are facts of the sample.
 
         Raises:
             HookFailure: the hook failed, or gave something else than a number of at least 0.
         """
-        hook = self.hooks["sample_length"]
+        hook = self._length
         found = self._call(hook, "sample_length", one.place, hook.call, one.sample)
         try:
             length = index(found)
@@ -283,9 +262,13 @@ class EncoderPipeline:
         where = f"{self._kind}.batch_group_criterion"
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Hashable):
             raise ConfigError(f"{where} gave {found!r:.80}; it gives (key, batch size or None), the key hashable")
-        key, size = found
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ConfigError(f"{where} gave the size {size!r} for {key!r:.80}; it is a number of at least 1")
+        key, given = found
+        try:
+            size = None if given is None else index(given)
+        except TypeError:
+            size = 0
+        if size is not None and size < 1:
+            raise ConfigError(f"{where} gave the size {given!r} for {key!r:.80}; it is a number of at least 1")
         return key, size
 
     def _checked_size(self, key: Hashable, size: int | None) -> int:
@@ -322,11 +305,19 @@ class EncoderPipeline:
         if not inspect.isgenerator(found):
             return [found]
         outputs: list[Any] = []
+        known: set[int] = set()
         while True:
-            made = self._call(hook, stage, place, next, found, _END, is_batch=is_batch, number=len(outputs))
+            try:
+                made = self._call(hook, stage, place, next, found, _END, is_batch=is_batch, number=len(outputs))
+            except HookFailure as failure:
+                if outputs and isinstance(failure.error, SkipSample):
+                    return outputs
+                raise
             if made is _END:
                 return outputs
-            outputs.append(made)
+            # One object given twice is two samples, each with a key of its own.
+            outputs.append(copy.copy(made) if id(made) in known else made)
+            known.add(id(made))
 
     def _call(
         self,
@@ -343,6 +334,9 @@ class EncoderPipeline:
         try:
             if not hook.seeds:
                 return function(*given)
+            if self._aside.is_open:
+                self._aside.seed(seed, hook.seeds)
+                return function(*given)
             with self._aside as aside:
                 aside.seed(seed, hook.seeds)
                 return function(*given)
@@ -357,12 +351,6 @@ class EncoderPipeline:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.encoder, self.packing, self.batch_size)
-
-
-def seed_of(place: Place, stage: str, number: int = 0) -> int:
-    """64 bits for a call; ``number`` counts the outputs of a generator."""
-    outputs = ((place.output << 20) + place.part << 20) + number
-    return derive(derive(derive(place.key, STAGES[stage]), place.position), outputs)
 
 
 _END = object()

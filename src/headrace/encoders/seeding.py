@@ -42,6 +42,11 @@ class Aside:
         self._numpy: Any = None
         self._torch: Any = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether some ``with`` of it is left open."""
+        return self._depth > 0
+
     def __enter__(self) -> Aside:
         if in_main_thread():
             self._depth += 1

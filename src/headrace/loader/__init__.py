@@ -17,6 +17,7 @@ except ImportError as error:
 
     raise MissingExtraError("the loader needs torch: pip install 'headrace[torch]'") from error
 
+from headrace.encoders import read_fault_report
 from headrace.loader.attention import (
     block_causal_mask,
     context_parallel,
@@ -27,7 +28,7 @@ from headrace.loader.attention import (
 from headrace.loader.balancing import StepBalance
 from headrace.loader.collating import collate_fn
 from headrace.loader.costs import Balance
-from headrace.loader.faults import Ledger, read_fault_report
+from headrace.loader.faults import Ledger
 from headrace.loader.flattening import flatten, flatten_packed
 from headrace.loader.framed import merge_state_dicts
 from headrace.loader.loader import Loader, load_recipe

@@ -65,6 +65,7 @@ class SpanFeed:
         self._agrees = ranks.agree
         self._share = share
         self._reader = Reader(run, reading)
+        self._has_workers = reading.num_workers > 0
         self._debug = debug
         self.dealing = None if balance is None else Dealing(run, balance, share)
 
@@ -72,7 +73,7 @@ class SpanFeed:
         """See `Feed.batches`."""
         if self._agrees:
             agree(self._run, position, self._share, self.dealing)
-        pace = pace_of(self._run, self._share)
+        pace = pace_of(self._run, self._share, is_here=not self._has_workers)
         work = spans(self._run, self._share, position, self.dealing, pace)
         totals = StepTotals(self._run) if self._run.is_counted else None
         if totals is not None:

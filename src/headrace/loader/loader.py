@@ -19,6 +19,7 @@ from headrace.loader.feeds import Feed, SpanFeed, check_uneven, num_micro_batche
 from headrace.loader.framed import FramedFeed, gathered_state
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
+from headrace.loader.restoring import restored
 from headrace.loader.spans import Batch
 from headrace.plan import Cursor, Recipe, Share
 
@@ -62,6 +63,8 @@ class Loader:
         position: where to begin, as by ``start_at``.
         fault_report: a file to which each sample that could not be made is added as a line of JSON, when its batch is
             handed over, see `read_fault_report`; ``{rank}`` in its name stands for the rank.
+        journal: of a `FramedRun`, a file to which the frames that this rank begins are added, 16 bytes each and what
+            they carry on: ``headrace trace`` finds units by it. ``{rank}`` stands for the rank.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Loader:
         debug: bool = False,
         position: int = 0,
         fault_report: str | os.PathLike[str] | None = None,
+        journal: str | os.PathLike[str] | None = None,
     ) -> None:
         micro_batch_size = index(micro_batch_size)
         if micro_batch_size < 1:
@@ -84,9 +88,11 @@ class Loader:
         self.run = run
         self.ranks = ranks or Ranks.detect()
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
-        self._feed = self._feed_of(run, reading, balance, debug=debug)
+        rank, world_size = self.ranks.rank, self.ranks.world_size
+        journal = report_path(journal, rank, world_size, what="journal", instead="journal-{rank}.bin")
+        self._feed = self._feed_of(run, reading, balance, debug=debug, journal=journal)
         check_uneven(uneven, run.schedule, self.run.length, self._share)
-        self._counting = Counting(report_path(fault_report, self.ranks.rank, self.ranks.world_size))
+        self._counting = Counting(report_path(fault_report, rank, world_size))
         self._restart = restart
         self._loaded = False
         self._position = 0
@@ -94,8 +100,20 @@ class Loader:
         self.start_at(position)
         self._loaded = position > 0
 
-    def _feed_of(self, run: Run | FramedRun, reading: Reading | None, balance: Balance | None, *, debug: bool) -> Feed:
+    def _feed_of(
+        self,
+        run: Run | FramedRun,
+        reading: Reading | None,
+        balance: Balance | None,
+        *,
+        debug: bool,
+        journal: str | None,
+    ) -> Feed:
         if isinstance(run, Run):
+            if journal is not None:
+                raise ConfigError(
+                    "a journal is of the frames of a FramedRun; what a Run feeds is known without: Run.save"
+                )
             self.reading = reading or Reading()
             return SpanFeed(run, self.ranks, self._share, self.reading, balance=balance, debug=debug)
         if not isinstance(run, FramedRun):
@@ -104,7 +122,7 @@ class Loader:
             raise ConfigError("balance deals samples by what is known of them before; of a FramedRun nothing is")
         # Hooks that draw random numbers cannot run in threads, so none are taken unless they are asked for.
         self.reading = reading or Reading(num_threads=0)
-        return FramedFeed(run, self.ranks, self._share, self.reading)
+        return FramedFeed(run, self.ranks, self._share, self.reading, journal=journal)
 
     @property
     def position(self) -> int:
@@ -235,6 +253,18 @@ class Loader:
         if self.run.num_steps is not None:
             last = min(last, self.run.num_steps)
         return [self._feed.dealing.figures(step) for step in range(self.step, last)]
+
+    def restore_sample(self, key: Any) -> Any:
+        """A sample that was given before, bit for bit, by its ``__restore_key__``; of the list of a batch, the batch.
+
+        Needs the data and the key, no state. A position of a `Run`, or a list of them, serves as well; where several
+        datasets have keys that look alike it has to. What the loader adds to a batch, such as ``sample_positions``, is
+        not in it.
+
+        Raises:
+            ConfigError: no such key or position; the data have changed; a hook is not ``@stateless``.
+        """
+        return restored(self.run, key)
 
     def close(self) -> None:
         """End worker processes that wait for another iteration; it starts new ones. Else they end with the loader."""

@@ -1,16 +1,18 @@
 """What a worker process hands over: a span that was read, as one short message.
 
 To hand over a tensor in shared memory takes about 100 us, whatever its size, so only large ones are. The rest is one
-pickle, which goes through the pipe, or where it is large through shared memory as well. Images are decoded into shared memory at once. Received, a message is the batch itself,
-with the same types: there is nothing to unpack.
+pickle, which goes through the pipe, or where it is large through shared memory as well. Images are decoded into shared
+memory at once. Received, a message is the batch itself, with the same types: there is nothing to unpack.
 """
 
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import gc
 import io
 import pickle
+import sys
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, NamedTuple
@@ -24,6 +26,8 @@ from headrace.loader.spans import Batch, Span, read
 
 LARGE_BYTES: Final = 64 << 10
 """Tensors from this on go through shared memory: to copy fewer bytes there and back takes less."""
+
+_MADV_POPULATE_WRITE: Final = 23
 
 
 def read_message(run: Run, span: Span) -> Message:
@@ -52,6 +56,7 @@ class _Shared:
         storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
         tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
         self._tensors.append(tensor)
+        _populate(tensor)
         memory: NDArray[np.uint8] = tensor.numpy()
         return memory
 
@@ -67,6 +72,18 @@ class _Shared:
             if begin >= 0 and begin + tensor.nbytes <= memory.nbytes and tensor.is_contiguous():
                 return memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         return tensor
+
+
+def _populate(memory: torch.Tensor) -> None:
+    """Have the system make all pages at once, in half the time of one by one when they are first written to."""
+    if sys.platform == "linux":
+        # A kernel that does not know it says so, and the pages come as they always did.
+        _c().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), _MADV_POPULATE_WRITE)
+
+
+@cache
+def _c() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 class _Large(NamedTuple):
@@ -122,7 +139,7 @@ def _pickled(rest: dict[str, Any]) -> bytes:
 
 
 def _batch(pickled: bytes | torch.Tensor, large: list[torch.Tensor]) -> Batch:
-    batch: Batch = pickle.loads(pickled if isinstance(pickled, bytes) else pickled.numpy())
+    batch: Batch = pickle.loads(pickled if isinstance(pickled, bytes) else pickled.numpy().data)
     for name, value in batch.items():
         if type(value) is _Large:
             batch[name] = large[value.number]

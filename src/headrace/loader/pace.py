@@ -10,6 +10,9 @@ SPAN_BYTES = 4 << 20
 SPAN_ROWS = 512
 """And at most so many samples, since short ones are many reads."""
 
+SPAN_ROWS_HERE = 64
+"""Of media that this process reads itself: of more that live at once, the garbage collector would look through all."""
+
 SPAN_SECONDS = 0.02
 """And takes no longer, of samples of which it shows only when they are read: a hand-over costs a hundredth of it."""
 
@@ -23,10 +26,12 @@ class Pace:
     Args:
         micro_batch_size: samples of a micro-batch.
         row_bytes: of a sample; None where that is not known before it is read.
+        is_here: whether this process reads them itself.
     """
 
-    def __init__(self, micro_batch_size: int, row_bytes: int | None) -> None:
-        self._most = SPAN_ROWS // micro_batch_size
+    def __init__(self, micro_batch_size: int, row_bytes: int | None, *, is_here: bool = False) -> None:
+        rows = SPAN_ROWS_HERE if is_here and row_bytes is None else SPAN_ROWS
+        self._most = rows // micro_batch_size
         self._is_known = row_bytes is not None
         if row_bytes is not None:
             self._most = min(self._most, SPAN_BYTES // max(1, row_bytes * micro_batch_size))

@@ -75,12 +75,31 @@ def _read(run: Run, located: Located, sizes: list[int], rows: Rows | None) -> Ba
     samples = run.samples(located)
     ends = np.cumsum(sizes).tolist()
     batches = [run.datasets[0].collate(samples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-    names = [name for name, value in batches[0].items() if isinstance(value, np.ndarray | torch.Tensor)]
-    flat: Batch = {name: _flat([batch[name] for batch in batches], rows) for name in names}
-    shapes = [{name: batch[name].shape for name in names} for batch in batches]
-    others = [{name: value for name, value in batch.items() if name not in flat} for batch in batches]
-    flat[_REST] = list(zip(shapes, others, strict=True))
+    # A micro-batch without samples has lists, and of samples of other datasets a field may be of another dtype.
+    kinds: dict[str, str] = {}
+    for batch in batches:
+        for name, value in batch.items():
+            if isinstance(value, np.ndarray | torch.Tensor):
+                kinds.setdefault(name, _kind(value))
+    rest = []
+    pieces: dict[str, list[Any]] = {name: [] for name in kinds}
+    for batch in batches:
+        shapes: dict[str, tuple[int, ...]] = {}
+        others: dict[str, Any] = {}
+        for name, value in batch.items():
+            if name in kinds and isinstance(value, np.ndarray | torch.Tensor) and _kind(value) == kinds[name]:
+                shapes[name] = value.shape
+                pieces[name].append(value)
+            else:
+                others[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        rest.append((shapes, others))
+    flat: Batch = {name: _flat(some, rows) for name, some in pieces.items()}
+    flat[_REST] = rest
     return flat
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} {value.dtype}"
 
 
 def _flat(pieces: list[Any], rows: Rows | None) -> torch.Tensor:
@@ -124,9 +143,9 @@ def divide_ragged(span: Batch, positions: IntArray, sizes: list[int]) -> list[Ba
     rest = span[_REST]
     parts = torch.from_numpy(positions).split_with_sizes(sizes)
     batches: list[Batch] = [{"sample_positions": mine} for mine in parts]
-    for name in rest[0][0]:
-        shapes = [shapes[name] for shapes, _ in rest]
-        pieces = span[name].split_with_sizes([prod(shape) for shape in shapes])
-        for batch, piece, shape in zip(batches, pieces, shapes, strict=True):
+    for name in dict.fromkeys(name for shapes, _ in rest for name in shapes):
+        having = [(batch, shapes[name]) for batch, (shapes, _) in zip(batches, rest, strict=True) if name in shapes]
+        pieces = span[name].split_with_sizes([prod(shape) for _, shape in having])
+        for (batch, shape), piece in zip(having, pieces, strict=True):
             batch[name] = piece.view(*shape)
     return [{**batch, **others} for batch, (_, others) in zip(batches, rest, strict=True)]

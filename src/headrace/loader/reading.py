@@ -77,6 +77,20 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError(f"max_replacements is at least 0, found {self.max_replacements}")
 
 
+def pins(reading: Reading) -> bool:
+    """Whether batches are pinned. Raises ConfigError where that is asked for and torch cannot."""
+    has_cuda = torch.cuda.is_available()
+    if reading.pin_memory and not has_cuda:
+        try:
+            torch.empty(1).pin_memory()  # other accelerators may
+        except RuntimeError as error:
+            raise ConfigError(
+                f"pin_memory=True, and torch cannot pin here: {str(error).splitlines()[0]}; pin_memory=None pins where "
+                "CUDA is there"
+            ) from error
+    return has_cuda if reading.pin_memory is None else reading.pin_memory
+
+
 Filled = Iterator[tuple[Span, Batch]]
 
 
@@ -86,7 +100,7 @@ class Reader:
     def __init__(self, run: Run, reading: Reading) -> None:
         self._run = run
         self._reading = reading
-        self._pin = torch.cuda.is_available() if reading.pin_memory is None else reading.pin_memory
+        self._pin = pins(reading)
         self._workers = self._make_workers() if reading.num_workers else None
 
     def _make_workers(self) -> Workers[Span]:
@@ -118,7 +132,7 @@ def _when_asked(run: Run, spans: Iterator[Span], *, pin: bool) -> Filled:
     buffers = _buffers(run)
     for span in spans:
         batch = read(run, span, _memory(buffers, span))
-        yield span, _pinned(batch) if pin else batch
+        yield span, pinned(batch) if pin else batch
 
 
 def _in_threads(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool) -> Filled:
@@ -130,7 +144,7 @@ def _in_threads(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool)
 
 def _read(run: Run, pin: bool, task: tuple[Span, Memory]) -> Batch:
     batch = read(run, *task)
-    return _pinned(batch) if pin else batch
+    return pinned(batch) if pin else batch
 
 
 def _buffers(run: Run) -> Buffers | Blocks:
@@ -142,5 +156,6 @@ def _memory(buffers: Buffers | Blocks, span: Span) -> Memory:
     return buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))
 
 
-def _pinned(batch: Batch) -> Batch:
-    return {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
+def pinned(batch: Batch) -> Batch:
+    """The batch in memory from which a GPU copies while the CPU goes on."""
+    return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}

@@ -41,9 +41,9 @@ class Span(NamedTuple):
     afters: list[int]
 
 
-def pace_of(run: Run, share: Share) -> Pace:
-    """How large the spans of a stream become; tell it what they have cost."""
-    return Pace(share.micro_batch_size, _row_bytes(run))
+def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
+    """How large the spans of a stream become, read by this process or by others; tell it what they have cost."""
+    return Pace(share.micro_batch_size, _row_bytes(run), is_here=is_here)
 
 
 def spans(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from collections import deque
@@ -60,6 +61,8 @@ def in_threads(
     finally:
         for thread in threads:
             thread.stop()
+        for thread in threads:
+            thread.join()
 
 
 class _Thread(Generic[T, M]):
@@ -108,10 +111,14 @@ class _Thread(Generic[T, M]):
         return "\n".join(f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found[:own:-1])
 
     def stop(self) -> None:
-        """End it; one that hangs ends by itself, or with the process."""
-        while not self._sent.empty():
-            self._sent.get_nowait()
+        """Have it end after what it is at; one that hangs ends by itself, or with the process."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._sent.get_nowait()
         self._sent.put(None)
+
+    def join(self) -> None:
+        """Wait for its end, within bounds."""
         # While the interpreter ends, other threads run no more.
         if not self._is_lost and not sys.is_finalizing():
             self._thread.join(_STOP_S)

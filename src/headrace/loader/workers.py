@@ -111,17 +111,18 @@ class Workers(Generic[T]):
             return self._crew.next(sent), ""
         except Lost as lost:
             return None, str(lost)
-        except WorkerError:
+        except BaseException:
+            # Also an interrupt from the keyboard: it may have come in the midst of a message, or of torch's books.
             self.close(kill=True)
             raise
 
     def _begin(self, tasks: Iterator[T], *, careful: bool = False) -> deque[Sent]:
         if self._crew is not None and self._reading.persistent_workers:
             with contextlib.suppress(Stale):
-                return self._crew.begin(tasks)
+                return self._deal(self._crew, tasks)
         # They are kept no longer, or one has died, or is busy with what nobody wants.
         self.close(kill=self._crew is not None)
-        self._crew = Crew(
+        crew = self._crew = Crew(
             self._reader_now(),
             self._reading,
             pin=self._pin,
@@ -130,8 +131,11 @@ class Workers(Generic[T]):
             describe_sample=self._describe_sample,
         )
         _living.add(self)
+        return self._deal(crew, tasks)
+
+    def _deal(self, crew: Crew, tasks: Iterator[T]) -> deque[Sent]:
         try:
-            return self._crew.begin(tasks)
+            return crew.begin(tasks)
         except BaseException:
             self.close(kill=True)
             raise

@@ -20,15 +20,13 @@ from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.utils.data import DataLoader, Sampler
-from torch.utils.data._utils import signal_handling
-
 from headrace.errors import ConfigError, WorkerError
 from headrace.loader.workers_report import DescribeSample, Reporter
 from headrace.loader.workers_side import Sent, Side, Torn
-from headrace.loader.workers_start import context_of, disown, names_of, safe_start_method
+from headrace.loader.workers_start import context_of, disown, safe_start_method
 from headrace.loader.workers_table import State, Table, TraceFile
-from headrace.loader.workers_watch import THREAD_NAME, Wait, Watch, how_ended, kill, within
+from headrace.loader.workers_torch import Order, data_loader, names_of, no_alarm, pipe_of, shut_down, started_by
+from headrace.loader.workers_watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill, within
 
 if TYPE_CHECKING:
     from headrace.loader.reading import Reading
@@ -85,7 +83,7 @@ class Crew:
         self._reading = reading
         self._table = Table(context, reading.num_workers)
         self._trace = TraceFile()
-        self._order = order = _Order(self._table)
+        self._order = order = Order(self._table)
         self.processes: list[BaseProcess] = []
         self._report = Reporter(self._table, self.processes, lambda: order.sent, describe, describe_sample)
         # The kernel's signal comes when the thread that started a process ends: only the main one surely stays.
@@ -97,18 +95,14 @@ class Crew:
             parent=None if method == "forkserver" else os.getpid(),
             ends_with="signal" if by_main else "poll",
         )
-        self._loader: DataLoader[Any] | None = DataLoader(
+        self._loader: Any = data_loader(
             side,
-            sampler=self._order,
-            batch_size=None,
-            collate_fn=_as_is,
+            order,
             num_workers=reading.num_workers,
-            prefetch_factor=1 if careful else reading.prefetch or 2,
-            pin_memory=pin,
-            timeout=min(_TURN_S, reading.timeout_s),
-            persistent_workers=True,
-            multiprocessing_context=context,
-            worker_init_fn=side.start,
+            prefetch=1 if careful else reading.prefetch or 2,
+            pin=pin,
+            timeout_s=min(_TURN_S, reading.timeout_s),
+            context=context,
         )
         self._batches: Any = None
         self._owner = os.getpid()
@@ -137,7 +131,7 @@ class Crew:
             with warnings.catch_warnings():
                 # That it does not pickle is said below.
                 warnings.filterwarnings("ignore", message="Got pickle error")
-                self._batches = iter(self._loader)  # type: ignore[arg-type]
+                self._batches = iter(self._loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
                 f"the run cannot be sent to worker processes that start anew: {error}; make functions of a module out "
@@ -146,34 +140,29 @@ class Crew:
         except (RuntimeError, OSError) as error:
             raise WorkerError(f"worker processes cannot be started: {error}") from error
         finally:
-            # In the order of their numbers, in which they were started.
-            started = [process for process in active_children() if process not in before]
-            self.processes += sorted(started, key=lambda process: process._identity)
-        # On the death of a worker torch raises in the main thread, wherever that is: in the midst of a training step.
-        signal_handling._remove_worker_pids(id(self._batches))  # type: ignore[attr-defined]
-        self._batches._worker_pids_set = False
+            self.processes += started_by(self._batches, before)
+        no_alarm(self._batches)
         names = names_of(self._batches)
-        writer = getattr(getattr(self._batches, "_worker_result_queue", None), "_writer", None)
         reading = self._reading
         self._watch = Watch(
             self.processes,
             self._report,
             every_s=reading.watchdog_s,
             tick_s=min(1.0, max(0.02, min(reading.watchdog_s, reading.timeout_s) / 4)),
-            pipe=None if writer is None else writer.fileno(),
+            pipe=pipe_of(self._batches),
             once_started=partial(_unname, names, self._table, reading.num_workers) if names else None,
         )
 
     def _begin_again(self, watch: Watch) -> None:
         until = monotonic() + _IDLE_S
         while self._busy():
-            if monotonic() > until or not all(process.is_alive() for process in self.processes):
+            if monotonic() > until or not all(is_alive(process) for process in self.processes):
                 raise Stale
             sleep(0.002)
         failed = False
         with watch.waiting(0, _IDLE_S):
             try:
-                self._batches = iter(self._loader)  # type: ignore[arg-type]
+                self._batches = iter(self._loader)
             except Exception:
                 failed = True
         # Outside, so that the error with torch's frames, which hold the workers, is gone.
@@ -217,7 +206,7 @@ class Crew:
 
     def _examine(self, problem: str, worker: int, number: int, wait: Wait) -> None:
         """Raise what a turn without a message comes to; or not, and the next one begins."""
-        dead = [at for at, process in enumerate(self.processes) if not process.is_alive()]
+        dead = [at for at, process in enumerate(self.processes) if not is_alive(process)]
         if worker in dead:
             raise Lost(self._who(worker))
         now = monotonic()
@@ -236,7 +225,7 @@ class Crew:
     def _who(self, worker: int) -> str:
         """Which workers have ended, and what they were at."""
         until = monotonic() + _TURN_S
-        while not (dead := [at for at, process in enumerate(self.processes) if not process.is_alive()]):
+        while not (dead := [at for at, process in enumerate(self.processes) if not is_alive(process)]):
             # A closed connection can be seen before the end of its process.
             if monotonic() > until:
                 return f"worker {worker} (process {self.processes[worker].pid}) gave something that is no message"
@@ -260,7 +249,10 @@ class Crew:
         """Where a process is that hangs, as it says itself; one that is stopped says nothing."""
         if not hasattr(signal, "SIGUSR1") or process.pid is None or self._is_starting(process):
             return ""
-        os.kill(process.pid, signal.SIGUSR1)
+        try:
+            os.kill(process.pid, signal.SIGUSR1)
+        except ProcessLookupError:  # it has ended meanwhile, and somebody else has waited for it
+            return ""
         until, size = monotonic() + _TRACE_S, -1
         while monotonic() < until and (size <= 0 or self._trace.size() != size):
             size = self._trace.size()
@@ -286,11 +278,11 @@ class Crew:
         batches, self._batches, self._loader = self._batches, None, None
         if batches is not None and not sys.is_finalizing():
             # torch's own end takes locks that a killed worker may have had: it is waited for, but not for ever.
-            ending = threading.Thread(target=batches._shutdown_workers, name=THREAD_NAME, daemon=True)
+            ending = threading.Thread(target=shut_down, args=(batches,), name=THREAD_NAME, daemon=True)
             ending.start()
             ending.join(_END_S)
-        if not kill(self.processes, _END_S):
-            disown(self.processes)
+        kill(self.processes, _END_S)
+        disown(self.processes)
 
 
 def _unname(names: list[Callable[[], Any]], table: Table, num_workers: int) -> bool:
@@ -300,39 +292,3 @@ def _unname(names: list[Callable[[], Any]], table: Table, num_workers: int) -> b
     for take_away in names:
         take_away()
     return True
-
-
-class _Order(Sampler[tuple[int, int, Any]]):
-    """Hands the tasks of the newest stream to the DataLoader, which returns their messages in the same order."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._tasks: Iterator[Any] = iter(())
-        self._failed: BaseException | None = None
-        self.sent: deque[Sent] = deque()
-
-    def begin(self, tasks: Iterator[Any]) -> deque[Sent]:
-        self._table.stream += 1
-        self._tasks = tasks
-        self._failed = None
-        self.sent = deque()
-        return self.sent
-
-    def check(self) -> None:
-        """Raise what the planning of tasks raised: after those before it, not in the midst of them."""
-        if self._failed is not None:
-            raise self._failed
-
-    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        mine, stream = self.sent, self._table.stream
-        try:
-            for number, task in enumerate(self._tasks):
-                mine.append(Sent(stream, number, task))
-                # As a plain tuple, which pickles faster.
-                yield stream, number, task
-        except Exception as error:
-            self._failed = error
-
-
-def _as_is(batch: Any) -> Any:
-    return batch

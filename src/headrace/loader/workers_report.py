@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.loader.workers_side import Sent
 from headrace.loader.workers_table import Row, State, Table
-from headrace.loader.workers_watch import Wait, how_ended
+from headrace.loader.workers_watch import Wait, how_ended, is_alive
 
 DescribeSample = Callable[[Any, int], str]
 """A task, and the address of one of its samples, in words."""
@@ -36,7 +36,7 @@ class Reporter:
         """Of a wait of the loader: for which worker, and what each of them does."""
         waited = f"headrace: waiting {monotonic() - wait.since:.0f} s for worker {wait.worker}"
         lines = [
-            f"  worker {at} (process {process.pid}): {self.doing(at) if process.is_alive() else self.ended(at)}"
+            f"  worker {at} (process {process.pid}): {self.doing(at) if is_alive(process) else self.ended(at)}"
             for at, process in enumerate(self._processes)
         ]
         return "\n".join([waited, *lines])

@@ -1,16 +1,14 @@
-"""How worker processes start, and what of them is taken away early, so that a killed run leaves nothing behind."""
+"""How worker processes start, and those that are left to the system."""
 
 from __future__ import annotations
 
 import multiprocessing.process
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from multiprocessing import get_all_start_methods, get_context, util
+from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Condition, SemLock
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -22,29 +20,10 @@ _HARMLESS: Final = ("QueueFeederThread", THREAD_NAME)
 
 
 def disown(processes: list[BaseProcess]) -> None:
-    """Have the end of this process not wait for those that the system does not let go."""
+    """Have this process not wait at its end for those that the system does not let go, or somebody has waited for."""
     for process in processes:
         if process.is_alive():
             multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
-
-
-def names_of(batches: Any) -> list[Callable[[], Any]]:
-    """What takes away the names of the semaphores in a DataLoader's iterator; forked workers need none."""
-    things = [batches._worker_result_queue, batches._workers_done_event, *batches._index_queues]
-    names = {name for thing in things for name in _names(thing)}
-    return [
-        finalizer
-        for finalizer in list(util._finalizer_registry.values())  # type: ignore[attr-defined]
-        if finalizer._callback is SemLock._cleanup and finalizer._args[0] in names  # type: ignore[attr-defined]
-    ]
-
-
-def _names(thing: Any) -> Iterator[str]:
-    for value in vars(thing).values():
-        if isinstance(value, SemLock):
-            yield value._semlock.name  # type: ignore[attr-defined]
-        elif isinstance(value, Condition):
-            yield from _names(value)
 
 
 def context_of(method: str) -> BaseContext:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -103,7 +104,7 @@ class Watch:
                 said = (wait, times)
                 within(self._every_s, partial(self._say, wait))
             is_stuck = now > self._turned + _GRACE_S
-            if is_stuck and (now > wait.until or not all(process.is_alive() for process in self._processes)):
+            if is_stuck and (now > wait.until or not all(is_alive(process) for process in self._processes)):
                 self._free(wait)
 
     def _say(self, wait: Wait) -> None:
@@ -136,24 +137,29 @@ def within(limit_s: float, function: Callable[[], Any]) -> Any:
     return found[0] if found else None
 
 
+def is_alive(process: BaseProcess) -> bool:
+    """Also where a handler of SIGCHLD waits for any child: of one whose end it has met Python says that it lives."""
+    return process.is_alive() and not connection.wait([process.sentinel], 0)
+
+
 def kill(processes: Sequence[BaseProcess], limit_s: float) -> bool:
     """End processes, gently and then for good; whether all have ended within the limit. Nothing is waited for longer.
 
     One that the system itself keeps, in a read of a disk that does not answer, is left to it.
     """
     for process in processes:
-        if process.is_alive():
+        if is_alive(process):
             process.terminate()
     _ended(processes, min(limit_s / 4, 0.2))
     for process in processes:
-        if process.is_alive():
+        if is_alive(process):
             process.kill()
     return _ended(processes, limit_s)
 
 
 def _ended(processes: Sequence[BaseProcess], limit_s: float) -> bool:
     until = monotonic() + limit_s
-    while any(process.is_alive() for process in processes):
+    while any(is_alive(process) for process in processes):
         if monotonic() > until:
             return False
         sleep(0.005)

@@ -10,36 +10,93 @@
 May import: errors.
 """
 
-from headrace.plan.arithmetic import apportion, exact_weights, rounded
-from headrace.plan.balance import Deal, balanced, costs_of, unbalanced
-from headrace.plan.blend import BlendTree, counts_until, quantised
-from headrace.plan.bucketing import Bucketing, bucketed
-from headrace.plan.cursor import Cursor, Dealt
-from headrace.plan.keys import IntArray, KeyArray, derive_array
-from headrace.plan.node_recipe import node_recipe
-from headrace.plan.nodes import (
-    Branch,
-    Concat,
-    Inner,
-    Leaf,
-    Limit,
-    Node,
-    Repeat,
-    Schedule,
-    leaf_counts,
-    leaves,
-)
-from headrace.plan.order import Order
-from headrace.plan.order_quality import OrderQuality, order_quality
-from headrace.plan.permutation import permute, unpermute
-from headrace.plan.recipe import ORDER_FORMAT, Recipe
-from headrace.plan.schedule import BatchSchedule
-from headrace.plan.shards import Shards
-from headrace.plan.split import MicroBatches, Share, micro_batches
-from headrace.plan.step_deal import Leg, step_order
-from headrace.plan.subset import Subset
-from headrace.plan.tree import Lookup, Plan, Seen
-from headrace.plan.weight_ramp import linear_ramp
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.plan.arithmetic import apportion, exact_weights, rounded
+    from headrace.plan.balance import Deal, balanced, costs_of, unbalanced
+    from headrace.plan.blend import BlendTree, counts_until, quantised
+    from headrace.plan.bucketing import Bucketing, bucketed
+    from headrace.plan.cursor import Cursor, Dealt
+    from headrace.plan.keys import IntArray, KeyArray, derive_array
+    from headrace.plan.nodes import (
+        Branch,
+        Concat,
+        Inner,
+        Leaf,
+        Limit,
+        Node,
+        Repeat,
+        Schedule,
+        leaf_counts,
+        leaves,
+    )
+    from headrace.plan.order import Order
+    from headrace.plan.permutation import permute, unpermute
+    from headrace.plan.quality import OrderQuality, order_quality
+    from headrace.plan.recipe import ORDER_FORMAT, Recipe
+    from headrace.plan.recipe_of_nodes import node_recipe
+    from headrace.plan.schedule import BatchSchedule
+    from headrace.plan.shards import Shards
+    from headrace.plan.split import MicroBatches, Share, micro_batches
+    from headrace.plan.step_deal import Leg, step_order
+    from headrace.plan.subset import Subset
+    from headrace.plan.tree import Lookup, Plan, Seen
+    from headrace.plan.weight_ramp import linear_ramp
+
+_HOMES = {
+    "BatchSchedule": "headrace.plan.schedule",
+    "BlendTree": "headrace.plan.blend",
+    "Branch": "headrace.plan.nodes",
+    "Bucketing": "headrace.plan.bucketing",
+    "Concat": "headrace.plan.nodes",
+    "Cursor": "headrace.plan.cursor",
+    "Deal": "headrace.plan.balance",
+    "Dealt": "headrace.plan.cursor",
+    "Inner": "headrace.plan.nodes",
+    "IntArray": "headrace.plan.keys",
+    "KeyArray": "headrace.plan.keys",
+    "Leaf": "headrace.plan.nodes",
+    "Leg": "headrace.plan.step_deal",
+    "Limit": "headrace.plan.nodes",
+    "Lookup": "headrace.plan.tree",
+    "MicroBatches": "headrace.plan.split",
+    "Node": "headrace.plan.nodes",
+    "ORDER_FORMAT": "headrace.plan.recipe",
+    "Order": "headrace.plan.order",
+    "OrderQuality": "headrace.plan.quality",
+    "Plan": "headrace.plan.tree",
+    "Recipe": "headrace.plan.recipe",
+    "Repeat": "headrace.plan.nodes",
+    "Schedule": "headrace.plan.nodes",
+    "Seen": "headrace.plan.tree",
+    "Shards": "headrace.plan.shards",
+    "Share": "headrace.plan.split",
+    "Subset": "headrace.plan.subset",
+    "apportion": "headrace.plan.arithmetic",
+    "balanced": "headrace.plan.balance",
+    "bucketed": "headrace.plan.bucketing",
+    "costs_of": "headrace.plan.balance",
+    "counts_until": "headrace.plan.blend",
+    "derive_array": "headrace.plan.keys",
+    "exact_weights": "headrace.plan.arithmetic",
+    "leaf_counts": "headrace.plan.nodes",
+    "leaves": "headrace.plan.nodes",
+    "linear_ramp": "headrace.plan.weight_ramp",
+    "micro_batches": "headrace.plan.split",
+    "node_recipe": "headrace.plan.recipe_of_nodes",
+    "order_quality": "headrace.plan.quality",
+    "permute": "headrace.plan.permutation",
+    "quantised": "headrace.plan.blend",
+    "rounded": "headrace.plan.arithmetic",
+    "step_order": "headrace.plan.step_deal",
+    "unbalanced": "headrace.plan.balance",
+    "unpermute": "headrace.plan.permutation",
+}
 
 __all__ = [
     "ORDER_FORMAT",
@@ -90,3 +147,6 @@ __all__ = [
     "unbalanced",
     "unpermute",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

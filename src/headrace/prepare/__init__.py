@@ -25,8 +25,9 @@ runs over text load nothing of the first.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
 
 if TYPE_CHECKING:
     from headrace.prepare.energon import prepare_energon
@@ -38,26 +39,25 @@ if TYPE_CHECKING:
     from headrace.prepare.shards import ShardOptions, estimate_shards, prepare_shards
     from headrace.prepare.text import prepare_text
 
-_LAZY = {
-    "ErrorOptions": "options",
-    "Estimate": "estimate",
-    "FilterSpec": "filters",
-    "OutputOptions": "options",
-    "RecipeOptions": "recipe",
-    "RecordOptions": "options",
-    "ShardOptions": "shards",
-    "TextOptions": "options",
-    "TextProgress": "run_plan",
-    "TokenOptions": "options",
-    "estimate_recipe": "recipe",
-    "estimate_shards": "shards",
-    "estimate_text": "estimate",
-    "prepare_energon": "energon",
-    "prepare_recipe": "recipe",
-    "prepare_shards": "shards",
-    "prepare_text": "text",
+_HOMES = {
+    "ErrorOptions": "headrace.prepare.options",
+    "Estimate": "headrace.prepare.estimate",
+    "FilterSpec": "headrace.prepare.filters",
+    "OutputOptions": "headrace.prepare.options",
+    "RecipeOptions": "headrace.prepare.recipe",
+    "RecordOptions": "headrace.prepare.options",
+    "ShardOptions": "headrace.prepare.shards",
+    "TextOptions": "headrace.prepare.options",
+    "TextProgress": "headrace.prepare.run_plan",
+    "TokenOptions": "headrace.prepare.options",
+    "estimate_recipe": "headrace.prepare.recipe",
+    "estimate_shards": "headrace.prepare.shards",
+    "estimate_text": "headrace.prepare.estimate",
+    "prepare_energon": "headrace.prepare.energon",
+    "prepare_recipe": "headrace.prepare.recipe",
+    "prepare_shards": "headrace.prepare.shards",
+    "prepare_text": "headrace.prepare.text",
 }
-"""Imported when they are used: workers start without what they do not need."""
 
 __all__ = [
     "ErrorOptions",
@@ -79,10 +79,5 @@ __all__ = [
     "prepare_text",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'headrace.prepare' has no attribute {name!r}")
-    value = getattr(import_module(f"headrace.prepare.{_LAZY[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

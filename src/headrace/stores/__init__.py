@@ -16,50 +16,121 @@ This room imports ``headrace.io`` and ``headrace.errors``; it knows neither torc
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
 from headrace.io import Reader, RetryPolicy, may_pass
-from headrace.stores.aleph_alpha import AlephAlphaStore
-from headrace.stores.combined import CombinedStore
-from headrace.stores.energon import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
-from headrace.stores.hdf5 import Hdf5Store
-from headrace.stores.hdf5_writer import Hdf5Writer, write_hdf5
-from headrace.stores.indexed import IndexedStore
-from headrace.stores.indexed_builder import IndexedDatasetBuilder
-from headrace.stores.indexed_dataset import IndexedDataset
-from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
-from headrace.stores.indexed_layout import optimal_dtype
-from headrace.stores.indexed_writer import IndexedWriter
-from headrace.stores.json_object import JsonStore
-from headrace.stores.jsonl import JsonlStore
-from headrace.stores.jsonl_writer import JsonlWriter
-from headrace.stores.kept_arrays import check_arrays, find_arrays, keep_arrays, kept_name
-from headrace.stores.keyed import KeyedStore
-from headrace.stores.keyed_writer import KeyedWriter
-from headrace.stores.ledger import ContentLedger, DocumentLedger, Ledger, SampleLedger, TokenLedger
-from headrace.stores.manifest import (
-    MANIFEST_NAME,
-    PROVENANCE_NAME,
-    BackendInfo,
-    ErrorEntry,
-    InputFile,
-    InputOrder,
-    Manifest,
-    ShuffledOrder,
-    TokenizerInfo,
-    load_manifest,
-    save_manifest,
-)
-from headrace.stores.manifest_output import OutputShard
-from headrace.stores.open import open, open_keys, open_tokens
-from headrace.stores.provenance import Provenance
-from headrace.stores.provenance_writer import ProvenanceState, ProvenanceWriter
-from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-from headrace.stores.sharded import ShardedStore
-from headrace.stores.store import Problem, Store
-from headrace.stores.sums import check_file
-from headrace.stores.tar.store import TarStore
-from headrace.stores.tnt import TntStore
-from headrace.stores.writer import Writer
-from headrace.stores.written import FileState, KeyInfo, WriterState, WrittenShard
+
+if TYPE_CHECKING:
+    from headrace.stores.aleph_alpha import AlephAlphaStore
+    from headrace.stores.combined import CombinedStore
+    from headrace.stores.energon import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
+    from headrace.stores.hdf5 import Hdf5Store
+    from headrace.stores.hdf5_writer import Hdf5Writer, write_hdf5
+    from headrace.stores.indexed import IndexedStore
+    from headrace.stores.indexed_builder import IndexedDatasetBuilder
+    from headrace.stores.indexed_dataset import IndexedDataset
+    from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
+    from headrace.stores.indexed_layout import optimal_dtype
+    from headrace.stores.indexed_writer import IndexedWriter
+    from headrace.stores.json_object import JsonStore
+    from headrace.stores.jsonl import JsonlStore
+    from headrace.stores.jsonl_writer import JsonlWriter
+    from headrace.stores.kept_arrays import check_arrays, find_arrays, keep_arrays, kept_name
+    from headrace.stores.keyed import KeyedStore
+    from headrace.stores.keyed_writer import KeyedWriter
+    from headrace.stores.ledger import ContentLedger, DocumentLedger, Ledger, SampleLedger, TokenLedger
+    from headrace.stores.manifest import (
+        MANIFEST_NAME,
+        PROVENANCE_NAME,
+        BackendInfo,
+        ErrorEntry,
+        InputFile,
+        InputOrder,
+        Manifest,
+        ShuffledOrder,
+        TokenizerInfo,
+        load_manifest,
+        save_manifest,
+    )
+    from headrace.stores.manifest_output import OutputShard
+    from headrace.stores.opening import open, open_keys, open_tokens
+    from headrace.stores.provenance import Provenance
+    from headrace.stores.provenance_writer import ProvenanceState, ProvenanceWriter
+    from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
+    from headrace.stores.sharded import ShardedStore
+    from headrace.stores.store import Problem, Store
+    from headrace.stores.sums import check_file
+    from headrace.stores.tar.store import TarStore
+    from headrace.stores.tnt import TntStore
+    from headrace.stores.writer import Writer
+    from headrace.stores.written import FileState, KeyInfo, WriterState, WrittenShard
+
+_HOMES = {
+    "AlephAlphaStore": "headrace.stores.aleph_alpha",
+    "BackendInfo": "headrace.stores.manifest",
+    "CombinedStore": "headrace.stores.combined",
+    "ContentLedger": "headrace.stores.ledger",
+    "Dialect": "headrace.stores.indexed_dialects",
+    "DocumentLedger": "headrace.stores.ledger",
+    "Documents": "headrace.stores.indexed_dialects",
+    "EnergonStore": "headrace.stores.energon",
+    "ErrorEntry": "headrace.stores.manifest",
+    "FileState": "headrace.stores.written",
+    "FilesystemStore": "headrace.stores.energon",
+    "Hdf5Store": "headrace.stores.hdf5",
+    "Hdf5Writer": "headrace.stores.hdf5_writer",
+    "IndexedDataset": "headrace.stores.indexed_dataset",
+    "IndexedDatasetBuilder": "headrace.stores.indexed_builder",
+    "IndexedOptions": "headrace.stores.indexed_dialects",
+    "IndexedStore": "headrace.stores.indexed",
+    "IndexedWriter": "headrace.stores.indexed_writer",
+    "InputFile": "headrace.stores.manifest",
+    "InputOrder": "headrace.stores.manifest",
+    "JoinedStore": "headrace.stores.energon",
+    "JsonStore": "headrace.stores.json_object",
+    "JsonlSamplesStore": "headrace.stores.energon",
+    "JsonlStore": "headrace.stores.jsonl",
+    "JsonlWriter": "headrace.stores.jsonl_writer",
+    "KeyInfo": "headrace.stores.written",
+    "KeyedStore": "headrace.stores.keyed",
+    "KeyedWriter": "headrace.stores.keyed_writer",
+    "Ledger": "headrace.stores.ledger",
+    "MANIFEST_NAME": "headrace.stores.manifest",
+    "Manifest": "headrace.stores.manifest",
+    "OutputShard": "headrace.stores.manifest_output",
+    "PROVENANCE_NAME": "headrace.stores.manifest",
+    "PartPlace": "headrace.stores.sample_store",
+    "Problem": "headrace.stores.store",
+    "Provenance": "headrace.stores.provenance",
+    "ProvenanceState": "headrace.stores.provenance_writer",
+    "ProvenanceWriter": "headrace.stores.provenance_writer",
+    "RawSample": "headrace.stores.sample_store",
+    "SampleLedger": "headrace.stores.ledger",
+    "SampleStore": "headrace.stores.sample_store",
+    "ShardedStore": "headrace.stores.sharded",
+    "ShuffledOrder": "headrace.stores.manifest",
+    "Store": "headrace.stores.store",
+    "TarStore": "headrace.stores.tar.store",
+    "TntStore": "headrace.stores.tnt",
+    "TokenLedger": "headrace.stores.ledger",
+    "TokenizerInfo": "headrace.stores.manifest",
+    "Writer": "headrace.stores.writer",
+    "WriterState": "headrace.stores.written",
+    "WrittenShard": "headrace.stores.written",
+    "check_arrays": "headrace.stores.kept_arrays",
+    "check_file": "headrace.stores.sums",
+    "find_arrays": "headrace.stores.kept_arrays",
+    "keep_arrays": "headrace.stores.kept_arrays",
+    "kept_name": "headrace.stores.kept_arrays",
+    "load_manifest": "headrace.stores.manifest",
+    "open": "headrace.stores.opening",
+    "open_keys": "headrace.stores.opening",
+    "open_tokens": "headrace.stores.opening",
+    "optimal_dtype": "headrace.stores.indexed_layout",
+    "save_manifest": "headrace.stores.manifest",
+    "write_hdf5": "headrace.stores.hdf5_writer",
+}
 
 __all__ = [
     "MANIFEST_NAME",
@@ -129,3 +200,6 @@ __all__ = [
     "save_manifest",
     "write_hdf5",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -10,17 +10,14 @@ from typing import Final, Literal
 from headrace.errors import ConfigError
 from headrace.io import Reader, reader
 from headrace.stores import hdf5_layout
-from headrace.stores.energon.filesystem import FilesystemStore
 from headrace.stores.energon.jsonl import JsonlSamplesStore, is_records_of_text
 from headrace.stores.energon.jsonl_index import index_place
 from headrace.stores.energon.layout import folder_kind
-from headrace.stores.energon.store import EnergonStore
 from headrace.stores.jsonl import is_object
 from headrace.stores.manifest import MANIFEST_NAME
 from headrace.stores.manifest_output import META_NAME
 from headrace.stores.sample_store import SampleStore
 from headrace.stores.tar.compressed import SUFFIXES as COMPRESSED
-from headrace.stores.tar.store import TarStore
 
 Place = str | os.PathLike[str]
 SampleLayout = Literal["energon", "files", "tar", "jsonl samples"]
@@ -69,13 +66,21 @@ def open_samples(
         ConfigError: ``split_part`` for a layout without parts.
         StoreError: missing or malformed.
     """
+    # With YAML and SQLite, which stores of tokens are opened without.
+    from headrace.stores.energon.filesystem import FilesystemStore
+    from headrace.stores.energon.store import EnergonStore
+    from headrace.stores.quarantine import quarantined
+    from headrace.stores.tar.store import TarStore
+
     if layout == "energon" and isinstance(path, str | os.PathLike):
         return EnergonStore(path, split_part=split_part, using=using)
     if split_part is not None:
         raise ConfigError(f"{path}: split_part={split_part!r} is for datasets of Energon; this is {WORDS[layout]}")
     if layout == "tar" or not isinstance(path, str | os.PathLike):
-        return TarStore(path, using=using)
-    return FilesystemStore(path, using=using) if layout == "files" else JsonlSamplesStore(path, using=using)
+        return quarantined(TarStore(path, using=using))
+    if layout == "files":
+        return FilesystemStore(path, using=using)
+    return quarantined(JsonlSamplesStore(path, using=using))
 
 
 def _holds_tars(folder: Path) -> bool:

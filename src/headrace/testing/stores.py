@@ -351,11 +351,15 @@ class StoreContract:
         assert files
         for file in files:
             content = file.read_bytes()
-            for at in range(len(content)):
-                flipped = content[at] ^ (1 << at % 8)
-                file.write_bytes(content[:at] + bytes([flipped]) + content[at + 1 :])
-                assert self._is_found_at_fault(path), f"{file.name}: bit {at % 8} of byte {at}"
-            file.write_bytes(content)
+            # In place: a file system may wait for the disk where a file is emptied and written again.
+            with file.open("r+b", buffering=0) as damaged:
+                for at in range(len(content)):
+                    damaged.seek(at)
+                    damaged.write(bytes([content[at] ^ (1 << at % 8)]))
+                    assert self._is_found_at_fault(path), f"{file.name}: bit {at % 8} of byte {at}"
+                    damaged.seek(at)
+                    damaged.write(content[at : at + 1])
+            assert file.read_bytes() == content
         assert list(self.open(path).check()) == []
 
     def _is_found_at_fault(self, path: Path) -> bool:

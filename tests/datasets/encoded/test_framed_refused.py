@@ -13,7 +13,15 @@ from framed_encoders import Fitted, Grouped, Packed, Several, Sized, Torn, cook,
 from headrace import ConfigError, MediaDataset, Order
 from headrace.datasets import EncodedDataset, Framed, FramedRun
 from headrace.datasets.encoded.held import Held, size_of
-from headrace.encoders import Cooker, DefaultTaskEncoder, ErrorPolicy, Sample, SkipSample, TaskEncoder, stateless
+from headrace.encoders import (
+    Cooker,
+    DefaultTaskEncoder,
+    ErrorPolicy,
+    SkipSample,
+    TaskEncoder,
+    TextSample,
+    stateless,
+)
 from headrace.errors import DecodeError, StateError
 from headrace.plan.framed import BestFit, GroupBatches, LaneState, Selected, Singles
 
@@ -288,7 +296,9 @@ def test_what_runs_and_recipes_say(whole: MediaDataset) -> None:
 def test_sizes_are_about_right() -> None:
     assert 1_000_000 < size_of({"a": np.zeros(1_000_000, dtype=np.uint8), "b": [1, "x"]}) < 1_001_000
     assert 32_000 <= size_of([list(range(1_000))]) < 33_000
-    assert size_of(Sample(__key__="k" * 900, __restore_key__=("a", 1))) > 1_000
+    text = TextSample(__key__="k" * 9_000, __restore_key__=("a", 1), text="x" * 900)
+    assert 900 < size_of(text) < 1_500, "keys are small, and not looked at"
+    assert 900 < size_of({"__key__": "k" * 9_000, "text": "x" * 900}) < 1_500
     assert size_of(bytearray(900)) > 900
     assert size_of(Image.new("RGB", (100, 10))) > 3_000
     held: Held[bytes] = Held(1_000)

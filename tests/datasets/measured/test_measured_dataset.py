@@ -351,6 +351,8 @@ def test_forms_that_do_not_go(flawed_numbers: Path, facts_folder: Path) -> None:
     refused(Drawn(1), "expected a Packing, a Grouping, or None", form=3)
     refused(Drawn(1), "there are 150, counted from 0", exclude=[150])
     refused(Drawn(1), "none is left", exclude=range(150))
+    refused(Drawn(1), "is a list of numbers of samples", exclude=np.ones(150, dtype=bool))
+    refused(Drawn(1), "is a list of numbers of samples", exclude=[1.5])
     refused(Both(1), "packs and groups its packs", form=PACKING)
     short = made(flawed_numbers, facts_folder, Packed(1), form=Packing(max_seq_len=8, over_long="drop"))
     assert max(unit["length"] for unit in short.samples(np.arange(len(short)))) <= 8
@@ -373,6 +375,25 @@ def test_what_hooks_may_not_do(flawed_numbers: Path, facts_folder: Path) -> None
         with pytest.raises(ConfigError, match=r"not a restore key|now gives"):
             grouped.restore_sample(key)
     assert grouped.collate([])["__key__"] == []
+
+
+class Emptied(Packed):
+    """The shorter half is of no length."""
+
+    @stateless
+    def sample_length(self, sample: Any) -> int:
+        return max(0, sample["length"] - 8)
+
+
+def test_outputs_without_length_are_counted(flawed_numbers: Path, facts_folder: Path) -> None:
+    packs = made(flawed_numbers, facts_folder, Emptied(3), form=PACKING)
+    rows = [row for row in plain_outputs(Emptied(3), COUNT, BROKEN) if row[2] > 8]
+    assert sorted(itertools.chain(*(members(packs[number]) for number in range(len(packs))))) == [
+        row[:2] for row in rows
+    ]
+    empty = packs.facts.summary.outputs - len(rows)
+    assert empty > 50
+    assert packs.describe().endswith(f"; {empty} outputs of length 0 are in none")
 
 
 def test_what_is_said_of_it(flawed_numbers: Path, facts_folder: Path) -> None:

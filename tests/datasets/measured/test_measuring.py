@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import multiprocessing
+import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import numpy as np
 import pytest
 
 import killing
-from headrace import ConfigError, MeasuredFacts, StoreError, WorkerError, measure
+from headrace import ConfigError, MeasuredDataset, MeasuredFacts, OutputError, StoreError, WorkerError, measure
 from headrace.datasets.measuring.group_keys import key_of, key_text
 from headrace.datasets.measuring.running import find_facts
 from headrace.encoders import SkipSample, stateless
@@ -176,6 +180,73 @@ def test_damaged_facts_are_refused(flawed_numbers: Path, tmp_path: Path) -> None
     kept.write_text(kept.read_text().replace("headrace.facts", "headrace.facta"))
     with pytest.raises(StoreError, match="damaged"):
         MeasuredFacts.open(facts.path)
+
+
+def test_attributes_that_json_cannot_hold(flawed_numbers: Path, facts_folder: Path) -> None:
+    """They tell two encoders apart, and are the same when the facts are read again."""
+
+    class Limited(Drawn):
+        def __init__(self, limit: Any) -> None:
+            super().__init__()
+            self.limit = limit
+
+    limits: list[Any] = [None, float("inf"), -float("inf"), float("nan"), 1 << 70, "\ud800", 1]
+    encoders = [Limited(limit) for limit in limits]
+    found = [measure(opened(flawed_numbers, one), one, folder=facts_folder) for one in encoders]
+    assert len({facts.name for facts in found}) == len(limits)
+    for encoder, facts in zip(encoders, found, strict=True):
+        assert len(MeasuredDataset(opened(flawed_numbers, encoder), encoder, facts.path)) == facts.summary.outputs
+
+
+def test_attributes_are_those_before_hooks_are_run(flawed_numbers: Path, tmp_path: Path) -> None:
+    class Counting(Drawn):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        @stateless
+        def encode_sample(self, sample: Any) -> Iterator[Any]:
+            self.calls += 1
+            yield from super().encode_sample(sample)
+
+    encoder = Counting()
+    facts = measure(opened(flawed_numbers, encoder), encoder, folder=tmp_path)
+    assert encoder.calls > 100
+    fresh = Counting()
+    assert len(MeasuredDataset(opened(flawed_numbers, fresh), fresh, facts)) == facts.summary.outputs
+
+
+def test_a_disk_that_is_full_is_an_error(flawed_numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing to a mapped file with holes would end the process."""
+
+    def refuse(number: int, begin: int, size: int) -> None:
+        assert size == os.fstat(number).st_size
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    encoder = Packed(4)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse, raising=False)
+        with pytest.raises(OutputError, match="No space left on device"):
+            measure(opened(flawed_numbers, encoder), encoder, folder=tmp_path)
+    assert not list(tmp_path.glob("[!.]*"))
+    assert measure(opened(flawed_numbers, encoder), encoder, folder=tmp_path).check() == []
+
+
+def test_several_that_measure_the_same_at_once(flawed_numbers: Path, tmp_path: Path) -> None:
+    encoder = Grouped(6)
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(measure, opened(flawed_numbers, encoder), encoder, folder=tmp_path) for _ in range(3)]
+        found = [future.result() for future in futures]
+    assert [path.name for path in tmp_path.iterdir()] == [found[0].name]
+    assert found[0].check() == []
+
+
+def test_what_processes_cannot_be_sent(flawed_numbers: Path, tmp_path: Path) -> None:
+    encoder = Drawn(0)
+    encoder.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"Drawn and its dataset cannot be sent to processes: TypeError.*workers=1"):
+        measure(opened(flawed_numbers, encoder), encoder, folder=tmp_path, workers=2)
+    assert measure(opened(flawed_numbers, encoder), encoder, folder=tmp_path).summary.outputs
 
 
 def test_keys_of_groups() -> None:

@@ -37,6 +37,7 @@ from headrace.plan.framed import (
     states_from_dict,
     states_to_bytes,
     states_to_dict,
+    whole_bytes,
 )
 from plan.framed import simulated
 from plan.framed.simulated import FORMS
@@ -301,6 +302,24 @@ def test_a_dense_carry_is_a_bit_an_item() -> None:
     dense = LaneState(2, 3, 9, 9, tuple((4 * (begin - back) + 2, 0) for back in range(800, 0, -1)))
     assert len(states_to_bytes([dense], lanes)) < 120
     assert states_from_bytes(states_to_bytes([dense], lanes), lanes) == (dense,)
+    pairs = tuple((4 * (begin - back) + 2, output) for back in range(800, 0, -1) for output in range(3) if back % 9)
+    several = LaneState(2, 3, 9, 9, pairs)
+    assert len(states_to_bytes([several], lanes)) < 320
+    assert states_from_bytes(states_to_bytes([several], lanes), lanes) == (several,)
+
+
+@pytest.mark.parametrize(("outputs", "most_bytes"), [(1, 520), (3, 1_520)])
+def test_a_lane_carries_four_frames_at_most(outputs: int, most_bytes: int) -> None:
+    lanes = Lanes(num_lanes=2, frame_positions=1_000)
+
+    def find(positions: np.ndarray) -> Items:
+        return Items(np.repeat(positions, outputs), np.tile(np.arange(outputs), len(positions)))
+
+    walk = Walk(Framing(lanes, Selected(lambda items: [])), find, beginning(lanes))
+    walk.units(np.arange(2 * 2_500 * outputs))
+    worst = [max(lane.marks, key=lambda mark: len(mark.carry)) for lane in walk.lanes.values()]
+    assert {len(state.carry) for state in worst} == {4_000 * outputs}
+    assert len(states_to_bytes(worst, lanes)) < 2 * most_bytes
 
 
 def test_the_lanes_of_what_is_left_of_a_step_and_of_the_next() -> None:
@@ -348,6 +367,21 @@ def test_whatever_the_bytes_it_is_a_state_error(data: bytes) -> None:
             states_from_bytes(prefix + data, lanes)
         except StateError:
             continue
+
+
+def test_numbers_that_are_too_large_are_a_state_error() -> None:
+    """A byte that has become another makes a number of any size."""
+    lanes = Lanes(num_lanes=4, frame_positions=1_000)
+    saved = states_to_bytes([LaneState(1, 5, 20, 22, ((4 * 3_000 + 1, 0), (4 * 3_500 + 1, 1)))], lanes)
+    states = 0
+    for at in range(1, len(saved)):
+        for number in (b"\xff" * 5 + b"\x7f", b"\xff" * 9 + b"\x01", b"\x80" * 12 + b"\x01"):
+            for cut in range(4):
+                try:
+                    states_from_bytes(saved[:at] + number + saved[at + cut :], lanes)
+                except StateError:
+                    states += 1
+    assert states > 200
 
 
 def test_a_state_is_some_dozens_of_bytes() -> None:
@@ -426,11 +460,14 @@ def test_a_journal_finds_every_unit_again(name: str) -> None:
     journal = Journal(data + journal_record(marks[-1], lanes)[:-1], lanes)
     assert len(data) <= (len(marks) + 6) * 16 + 2 * sum(len(mark.carry) + 3 for mark in [*marks, *marks[3:9]])
     where = {}
+    assert whole_bytes(data + b"12345") == len(data)
     for number, unit in enumerate(wanted):
         if unit is None:
+            assert journal.frames(number % 2, number // 2) is None
             continue
         asked = simulated.Asked(find)
         state = journal.unit(number % 2, number // 2)
+        assert journal.frames(number % 2, number // 2) == (state, state.frame)
         again = Lane(framing, asked, state).unit(number // 2)
         assert simulated.pairs(again.items) == unit
         assert len(asked.positions) <= 20 + len(state.carry), "one frame and its carry are encoded"
@@ -449,6 +486,10 @@ def test_journals_that_do_not_do() -> None:
     with pytest.raises(StateError, match="has a lane 1"):
         Journal(journal_record(LaneState(1), lanes), Lanes(num_lanes=1, frame_positions=4))
     journal = Journal(one, lanes)
+    with pytest.raises(StateError, match="lane 0 ends before its unit 3, with frame 1"):
+        journal.frames(0, 3)
+    later = Journal(one + journal_record(LaneState(0, 4, 9, 9), lanes), lanes)
+    assert later.frames(0, 8) == (LaneState(0, 1, 3, 3).at(8), 3), "frames between were not recorded"
     with pytest.raises(StateError, match="nothing of lane 0 at its unit 2"):
         journal.unit(0, 2)
     with pytest.raises(StateError, match="nothing of lane 1"):

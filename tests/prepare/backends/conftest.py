@@ -6,14 +6,15 @@ import itertools
 import json
 import random
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from headrace.prepare.backends.backend import Encoded
+from headrace.prepare.backends import proof
+from headrace.prepare.backends.backend import Encoded, SpecialPolicy
 from headrace.prepare.backends.truth import TokenizersBackend
 
 EOD = "<|endoftext|>"
@@ -41,6 +42,24 @@ PROSE = (
 )
 
 
+class RememberedTruth(TokenizersBackend):
+    """The truth, which encodes the same texts once a session: those of the probe are most of what a proof costs."""
+
+    _known: ClassVar[dict[tuple[bytes, str, tuple[str, ...]], Encoded]] = {}
+
+    def __init__(self, tokenizer_json: bytes, special: SpecialPolicy) -> None:
+        super().__init__(tokenizer_json, special)
+        self._loaded_with = tokenizer_json, special
+
+    def encode(self, texts: list[str]) -> Encoded:
+        key = (*self._loaded_with, tuple(texts))
+        if key not in self._known:
+            self._known[key] = super().encode(texts)
+            for array in self._known[key]:
+                array.setflags(write=False)
+        return self._known[key]
+
+
 class Odd:
     """The truth, but for what a test does to it."""
 
@@ -48,7 +67,7 @@ class Odd:
     version = "0"
 
     def __init__(self, content: bytes, change: Callable[[list[str], Encoded], Encoded]) -> None:
-        self._truth = TokenizersBackend(content, "encode")
+        self._truth = RememberedTruth(content, "encode")
         self._change = change
 
     def encode(self, texts: list[str]) -> Encoded:
@@ -170,8 +189,11 @@ _TRAINED: dict[str, Callable[[list[str]], Tokenizer]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def proofs() -> None:
-    """Here each is made."""
+def proofs() -> Iterator[None]:
+    """Here each is made; only what the truth says is remembered."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof, "TokenizersBackend", RememberedTruth)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from headrace.samples.media.decoding.av.container import audio_stream, open_cont
 from headrace.samples.media.decoding.decoder import MAX_PIXELS
 from headrace.samples.media.decoding.failing import reraise
 from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parts_of
+from headrace.stores.quarantine import BadSample
 from headrace.stores.sample_store import RawSample, SampleStore
 from headrace.stores.store import Problem
 
@@ -36,6 +37,8 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the part -> how many were decoded."""
 
     faulty_parts: dict[str, int]
+    bad: tuple[BadSample, ...]
+    """Samples with a part at fault."""
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -46,6 +49,7 @@ class _Result(msgspec.Struct, frozen=True):
     parts: dict[str, int]
     faulty_parts: dict[str, int]
     problems: list[Problem]
+    bad: list[BadSample]
 
 
 class _Task:
@@ -59,7 +63,7 @@ class _Task:
         self._decoder = SampleDecoder(image_decode="rgb8")
 
     def run(self, first: int, end: int) -> _Result:
-        result = _Result(0, 0, {}, {}, [])
+        result = _Result(0, 0, {}, {}, [], [])
         samples = faulty = 0
         for number in range(first, end):
             problems = self._sample(number, result)
@@ -92,6 +96,8 @@ class _Task:
                 _make_fields(self._fields, raw, values)
             except InputError as error:
                 problems.append(self._problem(raw, number, getattr(error, "part", None), error))
+        if problems:
+            result.bad.append(BadSample(shard=raw.shard, index=raw.index, key=raw.key, reason=problems[0].message))
         return problems
 
     def _decode(self, name: str, data: bytes) -> Any:
@@ -134,11 +140,13 @@ def decode_all(
         MissingExtraError: what decodes a part is not installed.
     """
     samples = faulty = unnamed = named = 0
+    bad: list[BadSample] = []
     parts: collections.Counter[str] = collections.Counter()
     faulty_parts: collections.Counter[str] = collections.Counter()
     for result in _results(_Task(store, exclude), workers):
         samples += result.samples
         faulty += result.faulty_samples
+        bad += result.bad
         parts.update(result.parts)
         faulty_parts.update(result.faulty_parts)
         for problem in result.problems:
@@ -155,6 +163,7 @@ def decode_all(
         faulty_samples=faulty,
         parts=dict(sorted(parts.items())),
         faulty_parts=dict(sorted(faulty_parts.items())),
+        bad=tuple(bad),
     )
 
 

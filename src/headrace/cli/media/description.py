@@ -16,6 +16,7 @@ from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_
 from headrace.stores.energon.layout import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.energon.sqlite_index import SqliteIndex
+from headrace.stores.quarantined import QuarantinedStore
 from headrace.stores.sample_store import SampleStore
 
 LOOKED_AT: Final = 1000
@@ -74,6 +75,9 @@ class SampleDescription(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     format: str
     samples: int
+    left_out: int
+    """Bad samples that a list beside the files takes out; of Energon's datasets see ``splits``."""
+
     shards: int
     bytes: int
     """Of all files, indices included."""
@@ -111,6 +115,7 @@ def describe_samples(path: str, options: SampleOptions) -> SampleDescription | N
             path=path,
             format=store.format,
             samples=len(store),
+            left_out=store.num_left_out if isinstance(store, QuarantinedStore) else 0,
             shards=len(store.shards),
             bytes=total_bytes(store),
             energon_version=None if energon is None else energon.info.energon_version,

@@ -13,7 +13,7 @@ def description_lines(found: SampleDescription) -> list[str]:
     """All that ``headrace info`` prints of a store of samples."""
     pairs = [
         ("format", f"{found.format}, {plural(found.shards, 'shard')}"),
-        ("samples", count(found.samples)),
+        ("samples", count(found.samples) + (f", {count(found.left_out)} bad ones left out" if found.left_out else "")),
         ("on disk", size(found.bytes)),
     ]
     if found.energon_version is not None:

@@ -10,6 +10,7 @@ from headrace.errors import ConfigError
 from headrace.io import Reader
 from headrace.stores import open_tokens
 from headrace.stores.energon import DatasetConfig, EnergonStore
+from headrace.stores.quarantine import quarantined
 from headrace.stores.sample_layouts import WORDS, open_samples, sample_layout
 from headrace.stores.sample_store import SampleStore
 from headrace.stores.tar.store import TarStore
@@ -61,7 +62,7 @@ def open_sample_store(
         what = "this has no .nv-meta" if layout is None else f"this is {WORDS[layout]}"
         raise ConfigError(f"{path}: {', '.join(options.named())} is for datasets of Energon; {what}")
     if layout == "tar":
-        return TarStore(path, using=using, index="cache", faulty="skip" if faulty else "error")
+        return quarantined(TarStore(path, using=using, index="cache", faulty="skip" if faulty else "error"))
     return None if layout is None else open_samples(path, layout, split_part=None, using=using)
 
 

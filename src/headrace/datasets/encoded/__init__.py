@@ -9,18 +9,38 @@
 `SampleEncoder` makes the outputs of a sample for all of them, and holds to the error policy.
 """
 
-from headrace.datasets.encoded.dataset import EncodedDataset
-from headrace.datasets.encoded.framed import Framed
-from headrace.datasets.encoded.framed_run import FramedRun
-from headrace.datasets.encoded.functions import (
-    FilterDataset,
-    GroupBatchDataset,
-    IterMapDataset,
-    PackingDataset,
-    ShuffleBufferDataset,
-)
-from headrace.datasets.encoded.measured import MeasuredDataset
-from headrace.datasets.encoded.unit_reader import UnitReader
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.datasets.encoded.dataset import EncodedDataset
+    from headrace.datasets.encoded.framed import Framed
+    from headrace.datasets.encoded.framed_run import FramedRun
+    from headrace.datasets.encoded.functions import (
+        FilterDataset,
+        GroupBatchDataset,
+        IterMapDataset,
+        PackingDataset,
+        ShuffleBufferDataset,
+    )
+    from headrace.datasets.encoded.measured import MeasuredDataset
+    from headrace.datasets.encoded.unit_reader import UnitReader
+
+_HOMES = {
+    "EncodedDataset": "headrace.datasets.encoded.dataset",
+    "FilterDataset": "headrace.datasets.encoded.functions",
+    "Framed": "headrace.datasets.encoded.framed",
+    "FramedRun": "headrace.datasets.encoded.framed_run",
+    "GroupBatchDataset": "headrace.datasets.encoded.functions",
+    "IterMapDataset": "headrace.datasets.encoded.functions",
+    "MeasuredDataset": "headrace.datasets.encoded.measured",
+    "PackingDataset": "headrace.datasets.encoded.functions",
+    "ShuffleBufferDataset": "headrace.datasets.encoded.functions",
+    "UnitReader": "headrace.datasets.encoded.unit_reader",
+}
 
 __all__ = [
     "EncodedDataset",
@@ -34,3 +54,7 @@ __all__ = [
     "ShuffleBufferDataset",
     "UnitReader",
 ]
+
+if not TYPE_CHECKING:
+    # `headrace.datasets.measuring` stands on the samples here, and MeasuredDataset on it.
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -20,7 +20,7 @@ from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.framed import BestFit, Form, Frame, GroupBatches, Items, Selected, ShuffleBuffer, Singles
 
-_SINGLES_POSITIONS = 8
+_SINGLES_POSITIONS = 32
 _FRAME_POSITIONS = 1_000
 
 
@@ -45,13 +45,13 @@ class Framed:
         encoder: the task encoder. Hooks that are not marked ``@stateless`` work, and then nothing can be made again.
         form: how outputs become units: `Singles`, `ShuffleBuffer`, `GroupBatches`, `BestFit`, `Selected`. None: by the
             hooks that the encoder has, ``select_samples_to_pack`` or ``batch_group_criterion`` or none of them.
-        frame_positions: how many positions a lane looks at together. None: 1,000 for packs and groups, 8 for single
+        frame_positions: how many positions a lane looks at together. None: 1,000 for packs and groups, 32 for single
             outputs, the size of a shuffle buffer.
         batch_size: of groups, where ``batch_group_criterion`` gives none.
         seed: of the random numbers in hooks and of what forms draw, beside that of the order.
         errors: what is done about samples that cannot be made.
         buffer_bytes: up to how many bytes one process keeps of outputs that wait for their unit, beside the frame that
-            it plans; what is over it is encoded a second time.
+            it plans; what is over it is encoded again, once for each unit.
         most_empty_positions: a lane that finds nothing at so many positions in a row is an error.
 
     Raises:

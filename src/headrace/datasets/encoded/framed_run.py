@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from headrace.datasets.encoded.frame_journal import read_journals
 from headrace.datasets.encoded.framed import Framed
 from headrace.datasets.encoded.framed_keys import parsed
 from headrace.datasets.encoded.framed_sources import FramedSources
 from headrace.datasets.encoded.unit_reader import UnitReader
 from headrace.datasets.outline import sources_outline
 from headrace.datasets.run import Located, Run
+from headrace.datasets.run_file import save_run
+from headrace.datasets.trace_answers import Times, TracedUnit
+from headrace.datasets.trace_history import SHOWN
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, IntArray, Order, Recipe
-from headrace.plan.framed import Framing, Lanes, LaneState, beginning, serving
+from headrace.plan.framed import FRAMED_FORMAT, Framing, Lanes, LaneState, beginning, serving
 
-FRAMED_FORMAT = 1
-"""Version of the algorithms behind frames and forms; a change that alters any unit raises it."""
+if TYPE_CHECKING:
+    from headrace.datasets.trace_framed import FramedHistory
 
 
 class FramedRun:
@@ -167,6 +172,53 @@ class FramedRun:
                 "num_positions": lanes.num_positions,
             },
         )
+
+    def save(self, path: str | os.PathLike[str], *, position: int | None = None, step: int | None = None) -> None:
+        """Write all that says what comes when, for ``headrace trace``, see `Run.save`; ``position`` counts units.
+
+        Which samples a unit is made of shows while running: the journals of the loaders tell it, beside this file.
+
+        Raises:
+            ConfigError, StateError, OutputError: see `Run.save`.
+        """
+        save_run(self, path, position=position, step=step)
+
+    def history(self, journals: Iterable[str | os.PathLike[str]]) -> FramedHistory:
+        """The run to be asked, with the journals that its loaders wrote; frames are encoded again.
+
+        Raises:
+            StateError: a journal cannot be read, or is of another run.
+            ConfigError: a hook is not ``@stateless``, so that nothing can be made again.
+        """
+        from headrace.datasets.trace_framed import FramedHistory
+
+        if self.not_stateless is not None:
+            raise ConfigError(
+                f"{type(self.data.encoder).__name__}.{self.not_stateless} is not marked @stateless: it may depend on"
+                " what ran before, so that no frame can be made again; mark it, or ask `headrace trace`"
+            )
+        journal = read_journals(journals, self.recipe.hashes(), self.lanes)
+        return FramedHistory(self.stream.history, self.lanes, self.schedule, journal, reader=self.reader)
+
+    def trace_step(self, step: int, *, journals: Iterable[str | os.PathLike[str]]) -> list[TracedUnit]:
+        """The units of a step, in order, and the samples in each. One frame of each of its lanes is encoded again.
+
+        Raises:
+            ConfigError, StateError: see `history` and `FramedHistory.step`.
+        """
+        return self.history(journals).step(step)
+
+    def trace_sample(
+        self, source: str, index: int, *, journals: Iterable[str | os.PathLike[str]], limit: int = SHOWN
+    ) -> Times:
+        """The units that a sample came into, as far as the journals go. Up to five frames are encoded a time.
+
+        ``source`` is a path as in ``paths``, ``"."`` for a single dataset.
+
+        Raises:
+            ConfigError, StateError: see `history` and `FramedHistory.sample`.
+        """
+        return self.history(journals).sample(source, index, limit=limit)
 
     def describe(self, *, world_size: int | None = None, micro_batch_size: int = 1) -> str:
         """The mix as a tree, then what units are; with ``world_size``, what sharing lanes costs the ranks."""

@@ -21,7 +21,7 @@ from headrace.datasets.mapped import MapDataset
 from headrace.datasets.mix import Mix
 from headrace.encoders import TaskEncoder, get_stateless
 from headrace.encoders.stateless import may_draw
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, SkipSample
 from headrace.plan.framed import ShuffleBuffer
 
 _OPTIONS: Final = ("seed", "errors", "buffer_bytes", "most_empty_positions")
@@ -55,11 +55,17 @@ class Steps:
             yield from self._from(one, number + 1)
 
 
-def _results(step: Step, sample: Any) -> Iterable[Any]:
-    if step.kind == "filter":
-        return [sample] if step.function(sample) else []
-    found = step.function(sample if step.kind == "map" else iter([sample]))
-    return found if step.kind == "iter" or isgenerator(found) else [found]
+def _results(step: Step, sample: Any) -> Iterator[Any]:
+    """What a function makes of one sample; `SkipSample` ends it, and not what others make."""
+    try:
+        if step.kind == "filter":
+            found: Iterable[Any] = [sample] if step.function(sample) else []
+        else:
+            made = step.function(sample if step.kind == "map" else iter([sample]))
+            found = made if step.kind == "iter" or isgenerator(made) else [made]
+        yield from found
+    except SkipSample:
+        return
 
 
 class FunctionEncoder(TaskEncoder[Any, Any, Any, Any]):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cache
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 T = TypeVar("T")
 
@@ -13,6 +16,9 @@ _SMALL = 64
 
 _NUMBER = 32
 """What a number in a list is counted as."""
+
+_FEW = 32
+"""Of a list of more, the first one tells what all are."""
 
 _DEPTH = 6
 """How deep fields are looked into."""
@@ -71,29 +77,43 @@ class Held(Generic[T]):
 
 
 def size_of(value: Any, depth: int = _DEPTH) -> int:
-    """About how many bytes a value takes: of arrays, tensors, images, bytes and text in its fields, and of the rest."""
-    kind = type(value)
+    """About how many bytes a value takes: of arrays, tensors, images, bytes and text in its fields, and of the rest.
+
+    Fields with names as ``__key__`` are keys and sources, which are small: they are not looked into.
+    """
+    kind: Any = type(value)
     if kind in _PLAIN or not depth:
         return _SMALL
+    if kind is np.ndarray:
+        return _SMALL + int(value.nbytes)
     if kind is str or kind is bytes:
         return _SMALL + len(value)
+    if (names := _fields(kind)) is not None:
+        return _SMALL * (2 + len(names)) + _sum([getattr(value, name) for name in names], depth)
     if isinstance(size := getattr(value, "nbytes", None), int):
         return _SMALL + size
     if isinstance(value, Mapping):
-        return _SMALL + _sum(value.values(), depth)
+        inner = [one for name, one in value.items() if not (type(name) is str and name.startswith("__"))]
+        return _SMALL * (1 + len(value) - len(inner)) + _sum(inner, depth)
     if isinstance(value, list | tuple | set):
-        if value and type(next(iter(value))) in _PLAIN:
+        if len(value) > _FEW and type(next(iter(value))) in _PLAIN:
             # Tokens and the like, each as large as the others.
             return _SMALL + len(value) * _NUMBER
         return _SMALL + _sum(value, depth)
-    if dataclasses.is_dataclass(value):
-        return _SMALL + _sum([getattr(value, field.name) for field in dataclasses.fields(value)], depth)
     if callable(bands := getattr(value, "getbands", None)):
         # An image of Pillow, a byte for each band of a pixel.
         return _SMALL + int(value.width) * int(value.height) * len(bands())
     if isinstance(value, bytearray | str):
         return _SMALL + len(value)
     return _SMALL + _sum(getattr(value, "__dict__", {}).values(), depth)
+
+
+@cache
+def _fields(kind: Hashable) -> tuple[str, ...] | None:
+    """The fields of a dataclass that are looked into, None of any other type."""
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind) if not field.name.startswith("__"))
 
 
 def _sum(values: Iterable[Any], depth: int) -> int:

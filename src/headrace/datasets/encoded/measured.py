@@ -6,23 +6,23 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from headrace.datasets.encoded.batches import one_batch, raised
 from headrace.datasets.encoded.keys import keyed, restore_key_of
 from headrace.datasets.encoded.measured_form import check_facts, form_of
+from headrace.datasets.encoded.measured_outputs import MeasuredOutputs, Row
 from headrace.datasets.encoded.measured_units import Form, MeasuredUnits
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
 from headrace.datasets.measuring.chunk import measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
-from headrace.datasets.measuring.group_keys import key_text
 from headrace.datasets.media import SampleDataset
 from headrace.datasets.trace_origins import Origins
 from headrace.encoders import HookFailure, Place
 from headrace.encoders.pipeline import Output
-from headrace.errors import ConfigError, SkipSample, StateError
+from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.measured import Grouping
 from headrace.plan.packing import Packing
@@ -82,6 +82,7 @@ class MeasuredDataset(SampleDataset):
         check_facts(self.facts, self.dataset, self.pipeline)
         self.units = MeasuredUnits(self.facts, form_of(form, self.pipeline, self.facts), exclude)
         self.form = self.units.form
+        self._rows = MeasuredOutputs(self.outputs, self.facts, self.form)
 
     def __len__(self) -> int:
         return len(self.units)
@@ -128,24 +129,16 @@ class MeasuredDataset(SampleDataset):
         if with_epoch.any() and not with_epoch.all():
             return [self.makers(addresses[row : row + 1])[0] for row in range(len(addresses))]
         rows = self.units.rows(addresses)
-        samples, places = np.unique(self.outputs.addresses(rows.samples, rows.keys), return_inverse=True)
-        counts = self.facts.arrays["num_outputs"][self.outputs.indices(samples)].tolist()
-        sources = [_Source(make, count) for make, count in zip(self.outputs.makers(samples), counts, strict=True)]
-        found = [
-            _Row(sources[place], *numbers)
-            for place, *numbers in zip(
-                places.tolist(), rows.samples.tolist(), rows.outputs.tolist(), rows.facts.tolist(), strict=True
-            )
-        ]
+        found = self._rows.of(rows)
         bounds = pairwise(rows.offsets.tolist())
         return [
             partial(self._unit, address, found[low:high])
             for address, (low, high) in zip(addresses.tolist(), bounds, strict=True)
         ]
 
-    def _unit(self, address: int, rows: list[_Row]) -> Any:
+    def _unit(self, address: int, rows: list[Row]) -> Any:
         kind = type(self.encoder).__name__
-        outputs = [self._output(row) for row in rows]
+        outputs = [self._rows.output(row) for row in rows]
         if isinstance(self.form, Packing):
             pack = self._pack(outputs, f"the pack that begins with sample {rows[0].sample:,} of {self.store.path}")
             return keyed(pack, (RESTORE, address, 0, *(restore_key_of(pack) or ())), kind)
@@ -172,35 +165,6 @@ class MeasuredDataset(SampleDataset):
                 f"{kind}.pack_selected_samples gave {len(packs)} packs for {where}; of measured samples it gives one"
             )
         return packs[0].sample
-
-    def _output(self, row: _Row) -> Output:
-        """An output, compared with what was measured of it."""
-        found = row.source.outputs(row.output)
-        if found is not None:
-            raise self._differs(row, f"{found} outputs", f"{row.source.count}")
-        one = row.source.take(row.output)
-        try:
-            if isinstance(self.form, Packing):
-                measured = int(self.facts.arrays["lengths"][row.fact])
-                if (length := self.pipeline.length(one)) != measured:
-                    raise self._differs(row, f"an output of length {length:,}", f"{measured:,}")
-            elif self.is_group_batches:
-                group = self.facts.summary.groups[int(self.facts.arrays["groups"][row.fact])]
-                key, size = self.pipeline.criterion(one)
-                if (key_text(key), size) != (group.key, group.size):
-                    raise self._differs(row, f"an output of the group {key!r}, {size}", f"{group.key}, {group.size}")
-        except HookFailure as failure:
-            where = f"sample {row.sample:,} of {self.store.path}"
-            error = raised(failure, type(self.encoder).__name__, where)
-            raise error from error.__cause__
-        return one
-
-    def _differs(self, row: _Row, found: str, measured: str) -> StateError:
-        return StateError(
-            f"{type(self.encoder).__name__} gave {found} for sample {row.sample:,} of {self.store.path}, where"
-            f" {measured} was measured ({self.facts.path}): if its code was changed, raise its `version` and measure"
-            " again; hooks may not decide such facts by random numbers"
-        )
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """Samples as one batch, by ``batch`` and ``encode_batch``, in columns; of groups the samples of one unit."""
@@ -283,41 +247,14 @@ class MeasuredDataset(SampleDataset):
             packs = self.units.measured.packs
             share = packs.ledger.num_tokens / (len(packs) * self.form.max_seq_len) if packs else 0.0
             form = f", {self.form.strategy} packs of {self.form.max_seq_len:,}, {share:.1%} full"
+            if packs and (empty := packs.ledger.empty_documents):
+                form += f"; {empty:,} outputs of length 0 are in none"
         elif self.is_group_batches and self.units.measured.groups is not None:
             form = f", batches of one of {self.units.measured.groups.num_groups:,} groups"
         return f"{what}: {summary.outputs:,} outputs of {summary.samples:,} samples, {left:,} left out{form}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.dataset, self.encoder, self.facts, self.form, self.units.exclude, self.seed)
-
-
-class _Source:
-    """The outputs of one sample, made when the first is asked for, each handed out once."""
-
-    def __init__(self, make: Callable[[], list[Output]], count: int) -> None:
-        self.count = count
-        self._make = make
-        self._outputs: dict[int, Output] = {}
-
-    def outputs(self, number: int) -> int | None:
-        """Make the outputs where this one is not there; how many there are, if not as many as were measured."""
-        if number not in self._outputs:
-            made = self._make()
-            if len(made) != self.count:
-                return len(made)
-            self._outputs = dict(enumerate(made))
-        return None
-
-    def take(self, number: int) -> Output:
-        # Whoever gets it may change it: asked for twice, it is made twice.
-        return self._outputs.pop(number)
-
-
-class _Row(NamedTuple):
-    source: _Source
-    sample: int
-    output: int
-    fact: int
 
 
 def _parsed(key: Any) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.datasets.measuring.facts import MeasuredFacts
+from headrace.datasets.measuring.facts import MeasuredFacts, numbers_of
 from headrace.datasets.pack_plans import cache_folder
 from headrace.datasets.trace_origins import Origins, media_origins
 from headrace.errors import ConfigError, StoreError
@@ -54,7 +54,7 @@ class MeasuredUnits:
     def __init__(self, facts: MeasuredFacts, form: Form | None, exclude: Sequence[int] | IntArray = ()) -> None:
         self.facts = facts
         self.form = form
-        self.exclude = np.unique(np.asarray(exclude, dtype=np.int64))
+        self.exclude = np.unique(numbers_of(exclude))
         self.measured = Measured(facts.facts(self.exclude), form=form)
         self._bits = max(1, (len(self) - 1).bit_length())
 

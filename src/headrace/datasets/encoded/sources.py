@@ -55,9 +55,7 @@ class EncodedSources(SourceOptions, frozen=True, kw_only=True):
             raise ConfigError(f"{source.where}: {error}") from error
 
 
-def encoded(
-    data: Dataset | Mix, encoder: Encoder, *, seed: int, errors: ErrorPolicy | None = None
-) -> Dataset | Mix:
+def encoded(data: Dataset | Mix, encoder: Encoder, *, seed: int, errors: ErrorPolicy | None = None) -> Dataset | Mix:
     """The same mix with an `EncodedDataset` around each dataset.
 
     Raises:
@@ -67,9 +65,7 @@ def encoded(
         return EncodedDataset(_media(data), encoder, seed=seed, errors=errors)
     # A mix reads nothing: it is numbers, and the children that they are of, as many samples as before.
     again = copy.copy(data)
-    again.children = {
-        name: encoded(child, encoder, seed=seed, errors=errors) for name, child in data.children.items()
-    }
+    again.children = {name: encoded(child, encoder, seed=seed, errors=errors) for name, child in data.children.items()}
     for name in ("data", "dataset"):
         if name in vars(again):
             setattr(again, name, again.children[""])

@@ -14,14 +14,18 @@ from headrace.datasets.encoded.framed_keys import OutputKey, pack_key, parsed
 from headrace.datasets.encoded.framed_sources import Made
 from headrace.datasets.encoded.held import Held
 from headrace.datasets.encoded.keys import keyed, restore_key_of
+from headrace.datasets.run import Located
 from headrace.encoders import FaultLog, HookFailure, Place, at_positions
-from headrace.errors import ConfigError, SkipSample
+from headrace.errors import ConfigError, SkipSample, StateError
 from headrace.plan import IntArray
 from headrace.plan.framed import Counted, Figures, Items, LaneState, Selected, Unit, Walk
 from headrace.samples.media.sample import BASE_FIELDS
 
 if TYPE_CHECKING:
     from headrace.datasets.encoded.framed_run import FramedRun
+
+_AHEAD = 256
+"""Positions of a lane that are looked up together: one by one, or eight, they cost many times as much."""
 
 Pair = tuple[int, int]
 """Position of the run and output: what tells an item from all others."""
@@ -74,6 +78,7 @@ class UnitReader:
             self._next[state.lane] = state.first_unit
             for position, output in state.carry:
                 self._carried.setdefault(position, set()).add(output)
+        self._ahead: dict[int, Located] = {}
         self._num_encoded = self._num_again = 0
 
     @property
@@ -96,6 +101,13 @@ class UnitReader:
             for number in numbers:
                 unit = self._unit(int(number))
                 found.append(None if unit is None else self._made(unit))
+        self._held.trim()
+        return found
+
+    def look(self, number: int) -> Unit | None:
+        """What a unit is made of, without making it; None: its lane has ended. Its frame is encoded."""
+        with self._pipeline:
+            found = self._unit(number)
         self._held.trim()
         return found
 
@@ -153,6 +165,7 @@ class UnitReader:
         for lane in left:
             self._walk.lanes.pop(lane, None)
             self._next.pop(lane, None)
+            self._ahead.pop(lane, None)
         if left:
             num_lanes = self.run.lanes.num_lanes
             self._faults = {pair: log for pair, log in self._faults.items() if pair[0] % num_lanes not in left}
@@ -185,14 +198,15 @@ class UnitReader:
     def _find(self, positions: IntArray) -> Items:
         """The outputs at positions, and what decides their units; kept for the units that they come into."""
         self._held.trim()
-        made = self._encoded(positions, count_faults=True)
+        made, faults = self._encoded(positions)
         groups: list[Any] | None = [] if self.run.is_group_batches else None
         lengths: list[int] | None = (
             [] if self.run.data.is_packs and self._pipeline.hooks["sample_length"].is_overridden else None
         )
         pairs: list[Pair] = []
-        for position, outputs in zip(positions.tolist(), made, strict=True):
+        for position, outputs, log in zip(positions.tolist(), made, faults, strict=True):
             wanted = self._carried.pop(position, None)
+            first = len(pairs)
             for one in outputs:
                 try:
                     if lengths is not None:
@@ -208,6 +222,13 @@ class UnitReader:
                 pairs.append((position, one.number))
                 if wanted is None or one.number in wanted:
                     self._held.put((position, one.number), one, one.output.sample)
+            if log is None:
+                continue
+            # A fault is told with the unit of the first output, once in a run; without outputs, where it is met.
+            if first == len(pairs):
+                self.faults.merge(log)
+            elif wanted is None or pairs[first][1] in wanted:
+                self._faults[pairs[first]] = log
         columns = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         return Items(
             columns[:, 0],
@@ -217,21 +238,26 @@ class UnitReader:
             None if groups is None else np.array([size for _, size in groups], dtype=np.int64),
         )
 
-    def _encoded(self, positions: IntArray, *, count_faults: bool) -> list[list[Made]]:
-        located = self.run.locate(positions)
+    def _encoded(self, positions: IntArray) -> tuple[list[list[Made]], list[FaultLog | None]]:
+        located = self._located(positions)
         with at_positions(positions):
-            made, faults = self.sources.outputs(located.sources, located.addresses)
+            made = self.sources.outputs(located.sources, located.addresses)
         self._num_encoded += len(positions)
-        if count_faults:
-            for position, outputs, log in zip(positions.tolist(), made, faults, strict=True):
-                if log is None:
-                    continue
-                # A fault is told with the unit of the first output, once in a run; without outputs, where it is met.
-                if outputs:
-                    self._faults[position, 0] = log
-                else:
-                    self.faults.merge(log)
         return made
+
+    def _located(self, positions: IntArray) -> Located:
+        """Where the samples at positions of a lane are; those after them are looked up with them, for later frames."""
+        lanes = self.run.lanes
+        lane = int(positions[0]) % lanes.num_lanes
+        found = self._ahead.get(lane)
+        rows = np.zeros(0, dtype=np.int64) if found is None else np.searchsorted(found.positions, positions)
+        if found is None or rows[-1] == len(found.positions) or (found.positions[rows] != positions).any():
+            end = int(positions[-1]) + lanes.num_lanes * max(1, _AHEAD - len(positions))
+            end = end if lanes.num_positions is None else min(end, lanes.num_positions)
+            more = np.arange(positions[-1] + lanes.num_lanes, end, lanes.num_lanes, dtype=np.int64)
+            found = self._ahead[lane] = self.run.locate(np.concatenate([positions, more]))
+            rows = np.arange(len(positions), dtype=np.int64)
+        return Located(positions, found.sources[rows], found.addresses[rows])
 
     def _items(self, pairs: Sequence[Pair], *, keep: bool) -> list[Made]:
         """Outputs that were made before, or are made again."""
@@ -246,9 +272,14 @@ class UnitReader:
                     " its samples cannot be made again; mark it, or ask once"
                 )
             positions = np.unique(np.array([position for position, _ in missing], dtype=np.int64))
-            again = dict(zip(positions.tolist(), self._encoded(positions, count_faults=False), strict=True))
+            again = dict(zip(positions.tolist(), self._encoded(positions)[0], strict=True))
             self._num_again += len(positions)
             for position, output in missing:
+                if output >= len(again[position]):
+                    raise StateError(
+                        f"{self._kind} made output {output} of the sample at position {position:,}, and now makes"
+                        f" {len(again[position])} of it: hooks that are @stateless make the same of the same sample"
+                    )
                 found[position, output] = again[position][output]
         return [one for one in found.values() if one is not None]
 
@@ -302,6 +333,11 @@ class UnitReader:
             return self._pipeline.select([one.output.sample for one in made], made[0].output.place).packs
         except HookFailure as failure:
             where = f"the frame that begins with {self.sources.key(made[0])!r}, of {len(made)} samples"
+            if isinstance(failure.error, SkipSample):
+                raise ConfigError(
+                    f"SkipSample in select_samples_to_pack of {self._kind}: {where}; what it does not select waits for"
+                    " the next frame: return no packs, or skip samples in preencode_sample"
+                ) from failure.error
             raise raised(failure, self._kind, where) from failure.error.__cause__
 
     def _place(self, key: Any) -> Place:

@@ -58,6 +58,8 @@ class Measuring:
         self.dataset = self.outputs.dataset
         self.settings = dict(settings or {})
         self._given = dataset, encoder, self.settings
+        # Before any hook is run: one may count in an attribute.
+        self.recipe = facts_recipe(self.pipeline)
         for hook in self._hooks():
             if not hook.stateless:
                 raise ConfigError(
@@ -68,11 +70,6 @@ class Measuring:
     def _hooks(self) -> list[Hook]:
         found = [self.pipeline.hooks[name] for name in measured_hooks(self.pipeline)]
         return [*found, *([] if self.outputs.cook is None else [self.outputs.cook])]
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """What of the encoder decides the facts."""
-        return facts_recipe(self.pipeline)
 
     @property
     def name(self) -> str:
@@ -207,11 +204,24 @@ def facts_recipe(pipeline: EncoderPipeline) -> dict[str, Any]:
 def _attributes(encoder: Encoder) -> dict[str, Any]:
     """Numbers, texts and switches that the encoder itself holds, such as arguments that it was made with."""
     within = _attributes(encoder._task_encoder) if isinstance(encoder, AugmentTaskEncoder) else {}
-    own = {name: value for name, value in vars(encoder).items() if not name.startswith("_") and type(value) in _PLAIN}
+    own = {
+        name: _as_json(value)
+        for name, value in vars(encoder).items()
+        if not name.startswith("_") and type(value) in _PLAIN
+    }
     return {**own, **({"within": within} if within else {})}
 
 
 _PLAIN: Final = (str, int, float, bool, type(None))
+
+
+def _as_json(value: Any) -> Any:
+    """The value; as text what JSON would lose: infinity, numbers beyond 64 bits, half of a character."""
+    try:
+        same = msgspec.json.decode(msgspec.json.encode(value)) == value
+    except (OverflowError, UnicodeEncodeError):
+        same = False
+    return value if same else ascii(value)
 
 
 def facts_name(dataset: str, recipe: Mapping[str, Any], settings: Mapping[str, Any]) -> str:

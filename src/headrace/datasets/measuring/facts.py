@@ -72,6 +72,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     xxh3_128: str
 
 
+def numbers_of(exclude: Sequence[int] | IntArray) -> IntArray:
+    """(n,) int64: samples to be left out. Raises ConfigError: not numbers of samples, such as a mask."""
+    found = np.asarray(exclude)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise ConfigError(f"exclude is {found.dtype} of shape {found.shape}; it is a list of numbers of samples")
+    return found.astype(np.int64)
+
+
 class MeasuredFacts:
     """What `measure` found out, mapped from its folder.
 
@@ -142,7 +150,7 @@ class MeasuredFacts:
         counts = self.arrays["num_outputs"]
         return Facts(
             len(self),
-            is_good=self._kept(np.asarray(exclude, dtype=np.int64)),
+            is_good=self._kept(numbers_of(exclude)),
             num_outputs=counts if bool((counts != 1).any()) else None,
             lengths=self.arrays.get("lengths"),
             groups=self.arrays.get("groups"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -150,7 +151,12 @@ def _empty(path: Path, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """An array in a file, so that as many samples as there are take no memory."""
     if not size:
         return np.empty(0, dtype=dtype)
-    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
+    if hasattr(os, "posix_fallocate"):
+        # The file has holes, and where the disk is full, writing to a mapped one ends the process.
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def _hash(arrays: Mapping[str, NDArray[Any]]) -> str:

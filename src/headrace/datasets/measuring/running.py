@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import shutil
 import tempfile
 import threading
@@ -176,6 +177,7 @@ def _measured(
             keep_chunk(work, _name(span), measuring.chunk(*span, progress.within))
             yield span
         return
+    _check_pickles(measuring)
     # Spawned: a fork would take over the threads of whoever called us.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(spans)), context, _begin, (measuring, work)) as pool:
@@ -197,6 +199,17 @@ def _measured(
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _check_pickles(measuring: Measuring) -> None:
+    try:
+        pickle.dumps(measuring)
+    except Exception as error:  # whatever the user's classes do
+        kind = type(measuring.pipeline.encoder).__name__
+        raise ConfigError(
+            f"{kind} and its dataset cannot be sent to processes: {type(error).__name__}: {error}; make the encoder of"
+            " a class at the top of a module, without locks or open files, or measure in this process, workers=1"
+        ) from error
 
 
 _TASK: tuple[Measuring, Path] | None = None

@@ -18,6 +18,7 @@ from headrace.errors import ConfigError, SampleError
 from headrace.samples.media import SampleDecoder, SourceInfo, add_sources
 from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore
 from headrace.stores import open as open_store
+from headrace.stores.quarantined import QuarantinedStore
 from headrace.stores.tar.names import sample_part
 
 FILESYSTEM: Final = "filesystem://"
@@ -227,6 +228,9 @@ def file_store(place: FileStore | SampleStore | str | os.PathLike[str]) -> FileS
     store = place if isinstance(place, SampleStore) else open_store(place)
     if isinstance(store, FilesystemStore):
         return SystemFileStore(store)
+    if isinstance(store, QuarantinedStore):
+        # Files are asked for by name: what no run is to be trained on may be beside what it is.
+        store = store.inner
     if isinstance(store, JsonlSamplesStore):
         return JsonlFileStore(store)
     if not isinstance(store, SampleStore) or store.format == "joined":

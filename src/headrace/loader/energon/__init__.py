@@ -5,7 +5,8 @@
 
 The order is that of `headrace.Run`, so that a state is a position: under 1 KB, the same on every rank, good for any
 number of ranks and workers. Only ``order="energon"`` is Energon's own, bound to both. Batches are dicts, those of
-`headrace.Loader`. A task encoder gives one output for each sample; packing of media is not here yet.
+`headrace.Loader`. A task encoder that groups, packs, or gives none or several outputs of a sample makes a framed run
+in the place of the run: then a state holds the lanes that a rank serves.
 """
 
 from headrace.loader.energon.dataset import EnergonDataset
@@ -13,10 +14,9 @@ from headrace.loader.energon.getting import (
     get_loader,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
-    get_val_datasets,
 )
 from headrace.loader.energon.loader import EnergonLoader
+from headrace.loader.energon.validating import get_val_dataset, get_val_datasets
 from headrace.loader.energon.worker_config import WorkerConfig
 
 __all__ = [

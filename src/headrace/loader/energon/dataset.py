@@ -6,12 +6,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.datasets import Run
+from headrace.datasets import Dataset, FramedRun, Run
 from headrace.datasets.mix import Mix, length_of
 from headrace.errors import ConfigError
 from headrace.loader.energon.own_order import OwnOrder
 from headrace.loader.energon.worker_config import WorkerConfig
-from headrace.plan import BatchSchedule
+from headrace.loader.restoring import restored
+from headrace.plan import BatchSchedule, Order
+from headrace.plan.energon import EnergonTopology
 
 Tail = Literal["deal", "pad", "drop"]
 
@@ -31,8 +33,11 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
         pass_samples: of one pass; None where there is no end.
         tail: what becomes of a last batch that not all ranks can fill.
         virtual_epoch_length: batches of this rank in an iteration; 0: as many as there are.
+        limit: the same in validation of units, where their number is not known before.
         global_batch_size: of a step, where the user gave it.
         own_order: Energon's, in the place of the stream's.
+        framed: units made of the stream, where a task encoder does not give one output for each sample. Then a batch is
+            of units.
     """
 
     stream: Run
@@ -44,6 +49,8 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     virtual_epoch_length: int = 0
     global_batch_size: BatchSchedule | None = None
     own_order: OwnOrder | None = None
+    framed: FramedRun | None = None
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for sizes out of range and an unknown tail."""
@@ -91,13 +98,19 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """The mix as a tree, order and batches."""
+        if self.framed is not None:
+            return self.framed.describe(world_size=self.worker_config.world_size, micro_batch_size=self.batch_size)
         return self.run(0).describe()
 
     def config(self) -> dict[str, Any]:
         """What decides which samples come when, JSON-safe: the recipe that a state is held against."""
-        recipe = self.stream.recipe if self.own_order is None else self.own_order.recipe
+        recipe = (self.own_order or self.framed or self.stream).recipe
         found: dict[str, Any] = msgspec.to_builtins(recipe)
         return found
+
+    def restore_sample(self, key: Any) -> Any:
+        """See `EnergonLoader.restore_sample`."""
+        return restored(self.framed or self.stream, key, by_position=self.own_order is None)
 
     def __len__(self) -> int:
         """Samples of one pass of all ranks; TypeError where there is none."""
@@ -108,4 +121,31 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         kind = "training" if self.training else "validation"
-        return f"<EnergonDataset: {kind}, batches of {self.batch_size:,}, {self.stream.data!r}>"
+        units = "" if self.framed is None else f" {self.framed.data.describe()},"
+        return f"<EnergonDataset: {kind}, batches of {self.batch_size:,},{units} {self.stream.data!r}>"
+
+
+def in_own_order(
+    data: Dataset | Mix,
+    worker_config: WorkerConfig,
+    *,
+    training: bool,
+    batch_size: int,
+    virtual_epoch_length: int = 0,
+    **own: Any,
+) -> EnergonDataset:
+    """Data in Energon's own order; ``own`` are arguments of `OwnOrder`."""
+    stream = Run(data, global_batch_size=1, order=Order(kind="none"))
+    topology = EnergonTopology(
+        world_size=worker_config.world_size,
+        num_workers=worker_config.num_workers,
+        seed_offset=worker_config.seed_offset,
+    )
+    return EnergonDataset(
+        stream=stream,
+        worker_config=worker_config,
+        batch_size=batch_size,
+        training=training,
+        virtual_epoch_length=virtual_epoch_length,
+        own_order=OwnOrder(stream, topology=topology, batch_size=batch_size, **own),
+    )

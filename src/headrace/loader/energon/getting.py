@@ -1,22 +1,26 @@
-"""The functions that open a path to train on or to validate with, and make loaders."""
+"""The functions that open a path to train on, and make loaders."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from headrace.datasets import Dataset, Run
-from headrace.datasets.encoded.sources import Encoder, encoder_or_none
-from headrace.datasets.mix import Mix, length_of
+from headrace.datasets import Run
+from headrace.datasets.encoded.samples import Encoder
+from headrace.datasets.mix import length_of
+from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError
-from headrace.loader.energon.dataset import EnergonDataset, Tail
-from headrace.loader.energon.loader import EnergonLoader, OwnOrderLoader, StreamLoader
-from headrace.loader.energon.opening import Given, opened, parts
-from headrace.loader.energon.own_order import OwnOrder
+from headrace.loader.energon.dataset import EnergonDataset, in_own_order
+from headrace.loader.energon.framed import FramedLoader, framed_dataset
+from headrace.loader.energon.loader import EnergonLoader, StreamLoader
+from headrace.loader.energon.making import Making
+from headrace.loader.energon.opening import Given, opened
+from headrace.loader.energon.own_order_loader import OwnOrderLoader
 from headrace.loader.energon.worker_config import WorkerConfig
 from headrace.loader.reading import Reading
 from headrace.plan import BatchSchedule, Order
-from headrace.plan.energon import EnergonMixing, EnergonTopology
+from headrace.plan.energon import EnergonMixing
 
 Kind = Literal["shards", "full", "blocks", "energon"]
 _KINDS = ("shards", "full", "blocks", "energon")
@@ -27,7 +31,7 @@ def get_train_dataset(
     *,
     split_part: str = "train",
     worker_config: WorkerConfig,
-    batch_size: int,
+    batch_size: int | None,
     batch_drop_last: bool = False,
     shuffle_buffer_size: int | None = None,
     max_samples_per_sequence: int | None = None,
@@ -38,7 +42,10 @@ def get_train_dataset(
     order: Kind = "shards",
     global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]] | None = None,
     task_encoder: Encoder | None = None,
-    packing_buffer_size: None = None,
+    packing_buffer_size: int | None = None,
+    errors: ErrorPolicy | None = None,
+    framed: bool = False,
+    num_lanes: int | None = None,
     **options: Any,
 ) -> EnergonDataset:
     """What to train on: shuffled, for ever.
@@ -47,10 +54,11 @@ def get_train_dataset(
     neither the order nor the state: a run goes on with others.
 
     Args:
-        path: a dataset of Energon's, tar shards or a ``.jsonl``, a metadataset (``.yaml``), or data made before.
+        path: a dataset of Energon's, tar shards or a ``.jsonl``, a metadataset (``.yaml``), or data made before, as
+            `Framed` are.
         split_part: of the dataset or metadataset.
         worker_config: rank, workers and seed.
-        batch_size: samples a batch on this rank.
+        batch_size: samples a batch on this rank; None where ``batch_group_criterion`` says it.
         batch_drop_last: without ``repeat``, leave out a last batch that not all ranks can fill.
         shuffle_buffer_size: samples that are shuffled among at least; ``order="shards"`` opens as many slices.
         max_samples_per_sequence: neighbours of a shard that are read together; None: 100, in Energon's order no limit.
@@ -58,14 +66,21 @@ def get_train_dataset(
         virtual_epoch_length: batches of this rank in an iteration of the loader; 0: an iteration does not end.
         shuffle_over_epochs_multiplier: None does not shuffle. Numbers from 1 on matter in Energon's order alone, as
             each epoch has all samples here; and so does -1, by which it draws with replacement.
-        repeat: False: an iteration is one pass; the next one is the next pass.
+        repeat: False: an iteration is one pass; the next one is the next pass, and of a framed source the same again.
         order: ``"shards"``; ``"full"``, a permutation of all samples; ``"blocks"``; or ``"energon"``, its own order bit
             for bit, which is bound to ranks and workers. Without ``repeat`` its passes are all the same.
         global_batch_size: of a step, as of `headrace.Run`; None: a step is one batch of every rank, and is of another
             size on other ranks.
-        task_encoder: cooks, encodes and batches the samples of every dataset, and gives one output for each. Random
-            numbers in its hooks are of the seed of ``worker_config``. None: as ``DefaultTaskEncoder()``.
-        packing_buffer_size: not here yet.
+        task_encoder: cooks, encodes and batches the samples of every dataset. Random numbers in its hooks are of the
+            seed of ``worker_config``. One that is a generator, groups or packs makes a framed source, whose state each
+            rank has a part of, see `FramedLoader`. None: as ``DefaultTaskEncoder()``.
+        packing_buffer_size: samples among which ``select_samples_to_pack`` chooses, of each lane; None: the encoder's
+            hooks for packing are not used.
+        errors: what is done about samples that cannot be made; None raises.
+        framed: take an encoder of one output as a framed source too, so that `SkipSample` leaves samples out.
+        num_lanes: of a framed source: a multiple of what all ranks take at a time, or with ``global_batch_size`` a
+            divisor of that. Where both are left out there are as many as all ranks take at a time, and a state is for
+            as many.
         options: those of `headrace.MediaDataset.open` and ``subset``, a range of the samples; of a metadataset those of
             `SourceOptions`.
 
@@ -73,19 +88,24 @@ def get_train_dataset(
         ConfigError: an option that is out of range, unknown here, or does not go with another.
         StoreError: nothing is there, or it is malformed.
     """
-    _refuse(packing_buffer_size)
     if order not in _KINDS:
         raise ConfigError(f"order is {order!r}; allowed are {', '.join(map(repr, _KINDS))}")
-    data = opened(
-        path,
-        split_part,
-        training=True,
-        global_batch_size=global_batch_size,
-        options=options,
-        encoder=encoder_or_none(task_encoder),
+    making = Making(
+        task_encoder,
         seed=worker_config.seed_offset,
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
+        errors=errors,
+        framed=framed,
+        num_lanes=num_lanes,
     )
+    data, units = opened(path, split_part, making, training=True, global_batch_size=global_batch_size, options=options)
     if order == "energon":
+        if units is not None:
+            raise ConfigError(
+                f"order='energon' is for one output of each sample, and here are units: {units.describe()}; choose "
+                "another order"
+            )
         if global_batch_size is not None:
             raise ConfigError("order='energon' knows batches of workers only; leave global_batch_size out")
         if shuffle_over_epochs_multiplier is None:
@@ -102,12 +122,12 @@ def get_train_dataset(
             shuffle_buffer_size=shuffle_buffer_size or 0,
             repeat=repeat,
         )
-        return _in_own_order(
+        return in_own_order(
             data,
             worker_config,
             training=True,
             mixing=mixing,
-            batch_size=batch_size,
+            batch_size=making.samples(data),
             drop_last=batch_drop_last,
             shuffle_over_epochs=shuffle_over_epochs_multiplier,
             virtual_epoch_length=virtual_epoch_length,
@@ -121,99 +141,33 @@ def get_train_dataset(
         shuffle_over_epochs_multiplier,
     )
     schedule = None if global_batch_size is None else BatchSchedule.of(global_batch_size)
+    if units is not None:
+        if batch_drop_last and not repeat:
+            raise ConfigError("batch_drop_last=True: which batch is the last shows after it was given; leave it out")
+        return framed_dataset(
+            units,
+            worker_config,
+            batch_size=batch_size,
+            training=True,
+            order=shuffling,
+            repeat=repeat,
+            virtual_epoch_length=virtual_epoch_length,
+            schedule=schedule,
+            num_lanes=num_lanes,
+        )
     once = None if repeat else length_of(data)
     if not repeat and once is None:
         raise ConfigError(f"repeat=False: {data!r} has no end; give it one, or repeats in the place of weights")
     return EnergonDataset(
         stream=Run(data, global_batch_size=schedule or 1, order=shuffling),
         worker_config=worker_config,
-        batch_size=batch_size,
+        batch_size=making.samples(data),
         training=True,
         pass_samples=once,
         tail="drop" if batch_drop_last else "deal",
         virtual_epoch_length=virtual_epoch_length,
         global_batch_size=schedule,
     )
-
-
-def get_val_dataset(
-    path: Given,
-    *,
-    split_part: str = "val",
-    worker_config: WorkerConfig,
-    batch_size: int,
-    batch_drop_last: bool = False,
-    limit: int | None = None,
-    tail: Tail = "deal",
-    order: Literal["stride", "energon"] = "stride",
-    task_encoder: Encoder | None = None,
-    packing_buffer_size: None = None,
-    **options: Any,
-) -> EnergonDataset:
-    """What to validate with: every sample once, in the order of the stores, in as many batches on every rank.
-
-    Each iteration of its loader is the whole of it again. The batches of all ranks together are consecutive samples.
-
-    Args:
-        path, split_part, worker_config, batch_size, task_encoder, packing_buffer_size, options: see
-            `get_train_dataset`; of a metadataset all datasets one after another.
-        batch_drop_last: as ``tail="drop"``.
-        limit: batches of this rank.
-        tail: what not all ranks can fill: ``"deal"`` gives each as even a part of it as there is, maybe none;
-            ``"pad"`` fills it with the first samples, which ``sample_mask`` tells apart; ``"drop"`` leaves it out.
-        order: ``"stride"``; or ``"energon"``, where each rank and worker has a run of neighbours of its own, and maybe
-            another number of batches.
-
-    Raises:
-        ConfigError, StoreError: as `get_train_dataset`.
-    """
-    _refuse(packing_buffer_size)
-    if order not in ("stride", "energon"):
-        raise ConfigError(f"order is {order!r}; allowed are 'stride', 'energon'")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit is at least one batch, found {limit}; None is all")
-    if batch_drop_last and tail == "pad":
-        raise ConfigError("tail='pad' fills the last batch, which batch_drop_last=True leaves out: choose one")
-    data = opened(
-        path,
-        split_part,
-        training=False,
-        global_batch_size=None,
-        options=options,
-        encoder=encoder_or_none(task_encoder),
-        seed=worker_config.seed_offset,
-    )
-    return _validation(data, worker_config, batch_size, limit, "drop" if batch_drop_last else tail, order)
-
-
-def get_val_datasets(
-    path: Given,
-    *,
-    split_part: str = "val",
-    worker_config: WorkerConfig,
-    batch_size: int,
-    batch_drop_last: bool = False,
-    limit: int | None = None,
-    tail: Tail = "deal",
-    order: Literal["stride", "energon"] = "stride",
-    **options: Any,
-) -> list[tuple[EnergonDataset, Dataset | Mix]]:
-    """`get_val_dataset` for each of the datasets by itself, with the dataset that it is of; the same arguments."""
-    whole = get_val_dataset(
-        path,
-        split_part=split_part,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        batch_drop_last=batch_drop_last,
-        limit=limit,
-        tail="deal",
-        order=order,
-        **options,
-    )
-    tail = "drop" if batch_drop_last else tail
-    return [
-        (_validation(part, worker_config, batch_size, limit, tail, order), part) for part in parts(whole.stream.data)
-    ]
 
 
 def get_savable_loader(
@@ -224,6 +178,8 @@ def get_savable_loader(
     persistent_workers: bool = True,
     start_method: Literal["fork", "spawn", "forkserver"] | None = None,
     watchdog_timeout_seconds: float = 300.0,
+    fault_report: str | os.PathLike[str] | None = None,
+    journal: str | os.PathLike[str] | None = None,
 ) -> EnergonLoader:
     """The batches of this rank, as many worker processes reading ahead as its ``worker_config`` says.
 
@@ -231,7 +187,11 @@ def get_savable_loader(
         dataset: of `get_train_dataset` or `get_val_dataset`.
         prefetch_factor: batches that each worker keeps ready.
         pin_memory, persistent_workers, start_method: see `headrace.Reading`.
-        watchdog_timeout_seconds: how long a batch may take to come from a worker; then it is a WorkerError.
+        watchdog_timeout_seconds: how long a batch may take to come; then its worker is replaced.
+        fault_report, journal: see `headrace.Loader`; a journal is of a framed source.
+
+    Raises:
+        ConfigError: a journal of another source; one file for several ranks.
     """
     reading = Reading(
         num_threads=0,
@@ -242,18 +202,18 @@ def get_savable_loader(
         start_method=start_method,
         timeout_s=watchdog_timeout_seconds,
     )
+    report = None if fault_report is None else os.fspath(fault_report)
+    if journal is not None and dataset.framed is None:
+        raise ConfigError("a journal is of the frames of a framed source, and every sample has one output here")
     if dataset.own_order is not None:
-        return OwnOrderLoader(dataset, dataset.own_order, reading)
-    return StreamLoader(dataset, reading)
+        return OwnOrderLoader(dataset, dataset.own_order, reading, report)
+    if dataset.framed is not None:
+        return FramedLoader(dataset, dataset.framed, reading, report, None if journal is None else os.fspath(journal))
+    return StreamLoader(dataset, reading, report)
 
 
 get_loader = get_savable_loader
 """Every loader can be saved: it costs nothing."""
-
-
-def _refuse(packing_buffer_size: object) -> None:
-    if packing_buffer_size is not None:
-        raise ConfigError("packing_buffer_size: media samples are not packed yet; leave it out")
 
 
 def _order(
@@ -273,58 +233,3 @@ def _order(
     if slice_samples >= 1:
         open_slices = max(open_slices, -(-buffer // slice_samples))
     return Order(kind="shards", seed=seed, max_samples_per_sequence=slice_samples, parallel_shard_iters=open_slices)
-
-
-def _in_own_order(
-    data: Dataset | Mix,
-    worker_config: WorkerConfig,
-    *,
-    training: bool,
-    batch_size: int,
-    virtual_epoch_length: int = 0,
-    **own: Any,
-) -> EnergonDataset:
-    stream = Run(data, global_batch_size=1, order=Order(kind="none"))
-    topology = EnergonTopology(
-        world_size=worker_config.world_size,
-        num_workers=worker_config.num_workers,
-        seed_offset=worker_config.seed_offset,
-    )
-    return EnergonDataset(
-        stream=stream,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        training=training,
-        virtual_epoch_length=virtual_epoch_length,
-        own_order=OwnOrder(stream, topology=topology, batch_size=batch_size, **own),
-    )
-
-
-def _validation(
-    data: Dataset | Mix, worker_config: WorkerConfig, batch_size: int, limit: int | None, tail: Tail, order: str
-) -> EnergonDataset:
-    if order == "energon":
-        if tail == "pad":
-            raise ConfigError("tail='pad' goes with order='stride'; Energon's order has no padding")
-        return _in_own_order(
-            data,
-            worker_config,
-            training=False,
-            mixing=None,
-            batch_size=batch_size,
-            drop_last=tail == "drop",
-            limit=limit,
-        )
-    samples = length_of(data)
-    if samples is None:
-        raise ConfigError(f"{data!r} has no end, and validation has one; limit it with LimitDataset")
-    if limit is not None:
-        samples = min(samples, limit * batch_size * worker_config.world_size)
-    return EnergonDataset(
-        stream=Run(data, global_batch_size=1, order=Order(kind="none")),
-        worker_config=worker_config,
-        batch_size=batch_size,
-        training=False,
-        pass_samples=samples,
-        tail=tail,
-    )

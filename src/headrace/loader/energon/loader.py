@@ -10,15 +10,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from headrace.encoders import FaultLog
 from headrace.errors import StateError
 from headrace.loader.energon.dataset import EnergonDataset
-from headrace.loader.energon.own_order import OwnOrder
 from headrace.loader.loader import Loader
-from headrace.loader.reading import Reader, Reading
-from headrace.loader.spans import Batch, Span, divide
+from headrace.loader.reading import Reading
+from headrace.loader.spans import Batch
 from headrace.plan import BatchSchedule, Cursor, Recipe
-
-_STATE_BYTES = 1024
 
 
 class EnergonLoader(ABC):
@@ -28,7 +26,8 @@ class EnergonLoader(ABC):
     `headrace.Loader`. With ``tail="pad"`` they have ``sample_mask`` too, (batch,) bool, False for samples that were
     given before and fill the last batch.
 
-    State may be saved and restored at any time, and on any rank: it is the same on all of them.
+    State may be saved and restored at any time, and on any rank: it is the same on all of them, unless the dataset is
+    framed.
     """
 
     def __init__(self, dataset: EnergonDataset) -> None:
@@ -47,6 +46,11 @@ class EnergonLoader(ABC):
     @abstractmethod
     def _next_epoch(self) -> Iterator[Batch]:
         """The batches of one iteration."""
+
+    @property
+    @abstractmethod
+    def faults(self) -> FaultLog:
+        """The samples of the batches given so far that could not be made, and one that ended the run."""
 
     @abstractmethod
     def close(self) -> None:
@@ -119,11 +123,25 @@ class EnergonLoader(ABC):
     def restore_state_global(self, state: Mapping[str, Any] | None, *, src_rank: int | None = None) -> None:
         """Restore on all ranks a state that every one has, or that process ``src_rank`` of the job hands to the others.
 
-        The latter is one broadcast of 1 KiB over the data-parallel group, which all its processes have to call.
+        The latter is two broadcasts over the data-parallel group, of 8 bytes and of the state, which all its processes
+        have to call.
         """
         if src_rank is not None and dist.is_available() and dist.is_initialized():
             state = _broadcast(state, src_rank, self.dataset.worker_config.data_parallel_group)
         self.restore_state_rank(state)
+
+    def restore_sample(self, key: Any) -> Any:
+        """A sample that was given before, bit for bit, by its ``__restore_key__``; of the list of a batch, the batch.
+
+        Needs the data and the key, and no state. What the loader adds to a batch (``sample_positions``) is not in it.
+        Of several datasets that are not framed a key may be of more than one: then the position of the sample, or a
+        list of them, says which.
+
+        Raises:
+            ConfigError: not a key of these data, or of several of them; what it was made of has changed; a hook is not
+                ``@stateless``.
+        """
+        return self.dataset.restore_sample(key)
 
     def config(self) -> dict[str, Any]:
         """The recipe that a state is held against; see `EnergonDataset.config`."""
@@ -139,9 +157,11 @@ class EnergonLoader(ABC):
 class StreamLoader(EnergonLoader):
     """Of a stream whose positions belong to no rank."""
 
-    def __init__(self, dataset: EnergonDataset, reading: Reading) -> None:
+    def __init__(self, dataset: EnergonDataset, reading: Reading, fault_report: str | None) -> None:
         super().__init__(dataset)
         self._reading = reading
+        self._fault_report = fault_report
+        self._faults = FaultLog()
         self._loader = self._at(0)
         self._begun = 0
         self._inner: Iterator[Batch] | None = None
@@ -153,6 +173,7 @@ class StreamLoader(EnergonLoader):
             ranks=self.dataset.worker_config.ranks,
             reading=self._reading,
             position=position,
+            fault_report=self._fault_report,
         )
 
     @property
@@ -160,6 +181,14 @@ class StreamLoader(EnergonLoader):
         """Samples given to all ranks together; a pass that is over has all its samples, padded or dropped."""
         end = self.dataset.pass_end(self._begun)
         return end if end is not None and self._is_through() else self._loader.position
+
+    @property
+    def faults(self) -> FaultLog:
+        """See `EnergonLoader.faults`."""
+        found = FaultLog()
+        found.merge(self._faults)
+        found.merge(self._loader.faults)
+        return found
 
     def _is_through(self) -> bool:
         length = self._loader.run.length
@@ -178,6 +207,7 @@ class StreamLoader(EnergonLoader):
             self._loader.start_at(position)
         else:
             self._loader.close()
+            self._faults = self.faults
             self._loader, self._begun = self._at(position), position
 
     def _next_epoch(self) -> Iterator[Batch]:
@@ -215,64 +245,14 @@ class StreamLoader(EnergonLoader):
         return -(-(run.length - first) // self.dataset.together)
 
 
-class OwnOrderLoader(EnergonLoader):
-    """Of Energon's own order."""
-
-    def __init__(self, dataset: EnergonDataset, own: OwnOrder, reading: Reading) -> None:
-        super().__init__(dataset)
-        self._own = own
-        self._reader = Reader(own.run, reading)
-        self._given = 0
-        self._through = False
-        self._inner: Iterator[Batch] | None = None
-
-    @property
-    def position(self) -> int:
-        """Batches given to this rank."""
-        return self._given
-
-    @property
-    def _identity(self) -> tuple[Recipe, BatchSchedule]:
-        return self._own.recipe, BatchSchedule.of(1)
-
-    def _restore(self, position: int) -> None:
-        self._inner, self._through, self._given = None, False, position
-
-    def _next_epoch(self) -> Iterator[Batch]:
-        if self._through:
-            self._restore(0)
-        if self._inner is None:
-            spans = self._own.spans(self.dataset.worker_config.rank, self._given)
-            self._inner = _read(self._own, self._reader, spans)
-        length = self.dataset.virtual_epoch_length
-        end = (self._given // length + 1) * length if length else None
-        for batch in self._inner:
-            self._given += 1
-            yield batch
-            if self._given == end:
-                return
-        self._inner, self._through = None, True
-
-    def close(self) -> None:
-        """End worker processes; the next iteration starts new ones."""
-        self._inner = None
-        self._reader.close()
-
-
-def _read(own: OwnOrder, reader: Reader, spans: Iterator[Span]) -> Iterator[Batch]:
-    # Not of the loader, which holds it: that would keep worker processes until cycles are collected.
-    for span, rows in reader.filled(spans):
-        yield from divide(rows, span, own.run.constants)
-
-
 def _broadcast(state: Mapping[str, Any] | None, src_rank: int, group: Any) -> dict[str, Any] | None:
-    """The state of one process on all of a group: JSON in a fixed number of bytes, filled up with spaces."""
+    """The state of one process on all of a group: the length of its JSON, then the JSON."""
     on_gpu = "nccl" in dist.get_backend(group)
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    text = msgspec.json.encode(state if dist.get_rank() == src_rank else None)
-    # A state has less; one that has more is no state of ours, and the receivers are told so.
-    data = text.ljust(_STATE_BYTES) if len(text) <= _STATE_BYTES else b"{}".ljust(_STATE_BYTES)
-    carried = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    text = msgspec.json.encode(state)
+    length = torch.tensor([len(text)], dtype=torch.int64, device=device)
+    dist.broadcast(length, src=src_rank, group=group)
+    carried = torch.frombuffer(bytearray(text.ljust(int(length))[: int(length)]), dtype=torch.uint8).to(device)
     dist.broadcast(carried, src=src_rank, group=group)
     found: dict[str, Any] | None = msgspec.json.decode(bytes(carried.cpu().tolist()))
     return found

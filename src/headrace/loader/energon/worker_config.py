@@ -23,7 +23,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         data_parallel_group: over which a state is handed from one rank to the others.
         seed_offset: the seed of the run: another one is another order.
         agree: compare, when a loader begins to iterate, what all processes of the job run. All of them have to iterate
-            it then, those of all pipeline stages too; see `headrace.Ranks`.
+            it then, those of all pipeline stages too; see `headrace.Ranks`. A pass over a framed source has as many
+            batches on all ranks only with it.
     """
 
     rank: int

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
+from weakref import proxy
 
 import numpy as np
-import torch
 
 from headrace.datasets import FramedRun
+from headrace.datasets.encoded.frame_journal import JournalFile
 from headrace.errors import ConfigError, StateError
 from headrace.loader.exchange import largest
 from headrace.loader.faults import Given, merged
@@ -18,9 +19,9 @@ from headrace.loader.framed.book import Book
 from headrace.loader.framed.describing import describe_part, describe_part_sample
 from headrace.loader.framed.ending import Made, up_to_the_end
 from headrace.loader.framed.parts import Part, coming_steps, lanes_of, parts
-from headrace.loader.framed.reader import LaneReader, Message, batch_of, pinned
+from headrace.loader.framed.reader import LaneReader, Message, batch_of
 from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Reading
+from headrace.loader.reading import Reading, pinned, pins
 from headrace.loader.spans import Batch
 from headrace.loader.threads import in_threads
 from headrace.loader.workers import Workers
@@ -51,7 +52,9 @@ class FramedFeed:
 
     dealing: Dealing | None = None
 
-    def __init__(self, run: FramedRun, ranks: Ranks, share: Share, reading: Reading) -> None:
+    def __init__(
+        self, run: FramedRun, ranks: Ranks, share: Share, reading: Reading, *, journal: str | None = None
+    ) -> None:
         if run.is_group_batches and share.micro_batch_size != 1:
             raise ConfigError(
                 f"a unit of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}: "
@@ -62,16 +65,19 @@ class FramedFeed:
         self._agrees = ranks.agree
         self._share = share
         self._reading = reading
-        self._pin = torch.cuda.is_available() if reading.pin_memory is None else reading.pin_memory
+        self._pin = pins(reading)
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
+        self._journal = None if journal is None else JournalFile(journal, run.recipe.hashes(), self._lanes)
         self._workers = self._make_workers() if reading.num_workers else None
         self._stream = _Stream(Book(self._lanes, beginning(self._lanes)), 0)
         if self._serving.times_encoded > 1:
             _log.warning("%s", self.describe())
 
     def _make_workers(self) -> Workers[Part]:
+        # Not by itself: a ring would keep the processes until the garbage collector comes by.
+        me: FramedFeed = proxy(self)
         return Workers(
-            self._lane_reader,
+            lambda: me._lane_reader(),
             self._reading,
             pin=self._pin,
             describe=describe_part,
@@ -196,6 +202,8 @@ class FramedFeed:
         found: list[tuple[Part, Message]] = []
         for part, message in self._filled(tasks):
             stream.book.add(message.marks)
+            if self._journal is not None:
+                self._journal.add(message.marks)
             found.append((part, message))
             if part.after is not None:
                 num_units = sum(message.num_units for _, message in found)

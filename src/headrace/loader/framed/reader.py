@@ -12,6 +12,7 @@ import torch
 from headrace.datasets import FramedRun
 from headrace.encoders import FaultLog
 from headrace.loader.framed.parts import Part
+from headrace.loader.reading import pinned
 from headrace.loader.spans import Batch
 from headrace.plan import IntArray
 from headrace.plan.framed import LaneState
@@ -53,12 +54,14 @@ class LaneReader:
             self._reader = self._run.reader(self._states)
         reader = self._reader
         reader.leave(part.leaves)
-        samples = reader.samples(part.numbers)
+        content: list[Any] | Batch
+        # The global generators are put aside once for units and batch.
+        with reader.sources.pipeline:
+            content = samples = reader.samples(part.numbers)
+            if part.is_whole:
+                batch = batch_of(reader, samples, part.numbers)
+                content = pinned(batch) if self._pin else batch
         num_units = len(samples) - sum(sample is None for sample in samples)
-        content: list[Any] | Batch = samples
-        if part.is_whole:
-            content = batch_of(reader, samples, part.numbers)
-            content = pinned(content) if self._pin else content
         marks = tuple(reader.marks())
         if marks:
             # Whoever is asked for a unit is not asked for one before it again.
@@ -76,11 +79,6 @@ def batch_of(reader: UnitReader, samples: Sequence[Any], numbers: IntArray) -> B
     columns = reader.collate(samples)
     tensors = {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in columns.items()}
     return {**tensors, "unit_numbers": torch.from_numpy(numbers[np.array(there, dtype=np.bool_)])}
-
-
-def pinned(batch: Batch) -> Batch:
-    """The batch in memory from which a GPU copies while the CPU goes on."""
-    return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 def _tensor(values: np.ndarray[Any, Any]) -> torch.Tensor:

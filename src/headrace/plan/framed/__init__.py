@@ -15,9 +15,9 @@ May import: plan, errors.
 from headrace.plan.framed.batches import GroupBatches
 from headrace.plan.framed.form import Count, Counted, Form, Formed, Frame, plan_frame
 from headrace.plan.framed.items import Find, Items
-from headrace.plan.framed.journal import Journal, journal_record
+from headrace.plan.framed.journal import Journal, journal_record, whole_bytes
 from headrace.plan.framed.lane import Figures, Framing, Lane, Unit, Walk
-from headrace.plan.framed.lanes import OLDEST, Lanes
+from headrace.plan.framed.lanes import FRAMED_FORMAT, OLDEST, Lanes
 from headrace.plan.framed.packs import BestFit, Select, Selected
 from headrace.plan.framed.serving import Serving, served_lanes, serving
 from headrace.plan.framed.singles import ShuffleBuffer, Singles
@@ -33,6 +33,7 @@ from headrace.plan.framed.state import (
 )
 
 __all__ = [
+    "FRAMED_FORMAT",
     "OLDEST",
     "BestFit",
     "Count",
@@ -67,4 +68,5 @@ __all__ = [
     "states_from_dict",
     "states_to_bytes",
     "states_to_dict",
+    "whole_bytes",
 ]

@@ -70,6 +70,29 @@ class Journal:
             raise StateError(f"the journal has nothing of lane {lane} at its unit {unit} or before")
         return self._state(lane, at).at(unit)
 
+    def frames(self, lane: int, unit: int) -> tuple[LaneState, int] | None:
+        """The state from which a unit is made again, and the last frame that it can be of; None: its lane has ended.
+
+        It is of one frame where each was recorded.
+
+        Raises:
+            StateError: nothing so early was recorded of the lane, or the unit had not been planned yet.
+        """
+        state = self.unit(lane, unit)
+        frame, first_unit = self.reached(lane)
+        if unit < first_unit:
+            records = self._states[lane]
+            return state, records[bisect_right(records, unit, key=lambda record: record[1])][0] - 1
+        num_frames = self._lanes.num_frames(lane)
+        if num_frames is not None and frame >= num_frames:
+            return None
+        raise StateError(f"the journal of lane {lane} ends before its unit {unit}, with frame {frame}: not planned yet")
+
+    def reached(self, lane: int) -> tuple[int, int]:
+        """The last frame that was recorded of a lane, and the units before it; 0 and 0 of one without records."""
+        records = self._states.get(lane)
+        return records[-1][:2] if records else (0, 0)
+
     def units_of(self, position: int) -> tuple[int, int | None]:
         """Between which units of its lane an item of a position is: the first, and the one after the last or None.
 
@@ -90,6 +113,14 @@ class Journal:
         frame, first_unit, data = self._states[lane][at]
         carry = carry_from_bytes(data, self._lanes, lane, frame) if data else ()
         return LaneState(lane, frame, first_unit, first_unit, carry)
+
+
+def whole_bytes(data: bytes) -> int:
+    """How many of the bytes are whole records: what is behind them was cut off."""
+    at = 0
+    for *_, carry in _records(data):
+        at += _HEAD.size + len(carry)
+    return at
 
 
 def _records(data: bytes) -> list[tuple[int, int, int, bytes]]:

@@ -22,6 +22,9 @@ from headrace.errors import ConfigError
 from headrace.plan.keys import GOLDEN, IntArray
 from headrace.plan.schedule import BatchSchedule
 
+FRAMED_FORMAT = 1
+"""Version of the algorithms behind frames and forms; a change that alters any unit raises it."""
+
 OLDEST = 4
 """An item is delivered by a frame at most so many after its own."""
 

@@ -7,8 +7,10 @@
             in positions of the lane, the first is; then
             1  the distance to each next one                2  the same, with the output after each
             3  a bit for each position from the first on
+            4  how many outputs there are at most, and a bit for each of each position
 
-What is carried on are numbers: the samples are read and encoded again.
+What is carried on are numbers: the samples are read and encoded again. At most it is four frames, 512 bytes for 1,000
+positions of one output each.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from headrace.plan.framed.lanes import Lanes
 from headrace.plan.keys import IntArray
 
 VERSION = 1
-_GAPS, _OUTPUTS, _BITS = 1, 2, 3
+_GAPS, _OUTPUTS, _BITS, _WIDE = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -158,20 +160,21 @@ def carry_to_bytes(state: LaneState, lanes: Lanes) -> bytes:
         return b"\0"
     numbers = [position // lanes.num_lanes for position, _ in state.carry]
     outputs = [output for _, output in state.carry]
-    plain = not any(outputs)
+    width = 1 + max(outputs)
+    plain = width == 1
     back = lanes.begin(state.lane, state.frame) - numbers[0]
     for before, number, output in zip([numbers[0], *numbers], numbers, outputs, strict=False):
         _put(data, number - before)
         if not plain:
             _put(data, output)
     mode = _GAPS if plain else _OUTPUTS
-    if plain and -(-back // 8) < len(data):
-        bits = np.zeros(back, dtype=bool)
-        bits[np.array(numbers) - numbers[0]] = True
-        mode, data = _BITS, bytearray(np.packbits(bits).tobytes())
+    if -(-back * width // 8) < len(data):
+        bits = np.zeros(back * width, dtype=bool)
+        bits[(np.array(numbers) - numbers[0]) * width + np.array(outputs)] = True
+        mode, data = _BITS if plain else _WIDE, bytearray(np.packbits(bits).tobytes())
     head = bytearray([mode])
-    _put(head, len(numbers))
-    _put(head, back)
+    for value in (len(numbers), back, *([width] if mode == _WIDE else [])):
+        _put(head, value)
     return bytes(head + data)
 
 
@@ -210,6 +213,8 @@ class _Bytes:
             byte = self.take(1)[0]
             value |= (byte & 127) << shift
             shift += 7
+            if value >> 40:
+                raise StateError(f"the saved lanes are damaged: a number before byte {self._at} is beyond 2^40")
             if byte < 128:
                 return value
 
@@ -217,14 +222,17 @@ class _Bytes:
         mode = self.take(1)[0]
         if mode == 0:
             return ()
-        if mode not in (_GAPS, _OUTPUTS, _BITS):
+        if mode not in (_GAPS, _OUTPUTS, _BITS, _WIDE):
             raise StateError(f"the saved lanes are damaged: what lane {lane} carries on has the mode {mode}")
         count, back = self.number(), self.number()
         first = lanes.begin(lane, frame) - back
         outputs = [0] * count
-        if mode == _BITS:
-            bits = np.unpackbits(np.frombuffer(self.take(-(-back // 8)), dtype=np.uint8), count=back)
-            numbers: IntArray = first + np.flatnonzero(bits)
+        if mode in (_BITS, _WIDE):
+            width = self.number() if mode == _WIDE else 1
+            packed = np.frombuffer(self.take(-(-back * width // 8)), dtype=np.uint8)
+            found = np.flatnonzero(np.unpackbits(packed, count=back * width))
+            numbers: IntArray = first + found // max(1, width)
+            outputs = (found % max(1, width)).tolist()
         else:
             gaps = []
             for item in range(count):

@@ -19,24 +19,69 @@ numba (extra ``fast``) they are compiled, without it they take NumPy or plain Py
 May import: errors, and of the plan its arrays and shares.
 """
 
-from headrace.plan.megatron.aleph_alpha import AlephAlphaOrder
-from headrace.plan.megatron.blend_plan import BlendSizes, blend_sizes, check_draws, normalised_weights
-from headrace.plan.megatron.blend_text import parse_blend
-from headrace.plan.megatron.blending import build_blending_indices, build_exhaustive_blending_indices
-from headrace.plan.megatron.cyclic import CyclicOrder
-from headrace.plan.megatron.epochs import Epochs, ReorderWarning, count_epochs, reorders_when_extended
-from headrace.plan.megatron.fim import FillInTheMiddle, FIMTokens, TextCodec
-from headrace.plan.megatron.fim_draws import Draws, KeyedDraws
-from headrace.plan.megatron.fim_samples import fill_in_the_middle
-from headrace.plan.megatron.gpt_order import GPTOrder
-from headrace.plan.megatron.indices import document_index, sample_index, shuffle_index
-from headrace.plan.megatron.named import build_doc_idx, build_sample_idx, build_shuffle_idx
-from headrace.plan.megatron.order import SampleOrder, order_samples
-from headrace.plan.megatron.pieces import SamplePieces
-from headrace.plan.megatron.randperm import torch_randperm
-from headrace.plan.megatron.samplers import cyclic_batches, single_batches
-from headrace.plan.megatron.sampling import GPTSampling
-from headrace.plan.megatron.splits import parse_split, split_ranges
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.plan.megatron.aleph_alpha import AlephAlphaOrder
+    from headrace.plan.megatron.blend_plan import BlendSizes, blend_sizes, check_draws, normalised_weights
+    from headrace.plan.megatron.blend_text import parse_blend
+    from headrace.plan.megatron.blending import build_blending_indices, build_exhaustive_blending_indices
+    from headrace.plan.megatron.cyclic import CyclicOrder
+    from headrace.plan.megatron.epochs import Epochs, ReorderWarning, count_epochs, reorders_when_extended
+    from headrace.plan.megatron.fim import FillInTheMiddle, FIMTokens, TextCodec
+    from headrace.plan.megatron.fim_draws import Draws, KeyedDraws
+    from headrace.plan.megatron.fim_samples import fill_in_the_middle
+    from headrace.plan.megatron.gpt_order import GPTOrder
+    from headrace.plan.megatron.indices import document_index, sample_index, shuffle_index
+    from headrace.plan.megatron.named import build_doc_idx, build_sample_idx, build_shuffle_idx
+    from headrace.plan.megatron.order import SampleOrder, order_samples
+    from headrace.plan.megatron.pieces import SamplePieces
+    from headrace.plan.megatron.randperm import torch_randperm
+    from headrace.plan.megatron.samplers import cyclic_batches, single_batches
+    from headrace.plan.megatron.sampling import GPTSampling
+    from headrace.plan.megatron.splits import parse_split, split_ranges
+
+_HOMES = {
+    "AlephAlphaOrder": "headrace.plan.megatron.aleph_alpha",
+    "BlendSizes": "headrace.plan.megatron.blend_plan",
+    "CyclicOrder": "headrace.plan.megatron.cyclic",
+    "Draws": "headrace.plan.megatron.fim_draws",
+    "Epochs": "headrace.plan.megatron.epochs",
+    "FIMTokens": "headrace.plan.megatron.fim",
+    "FillInTheMiddle": "headrace.plan.megatron.fim",
+    "GPTOrder": "headrace.plan.megatron.gpt_order",
+    "GPTSampling": "headrace.plan.megatron.sampling",
+    "KeyedDraws": "headrace.plan.megatron.fim_draws",
+    "ReorderWarning": "headrace.plan.megatron.epochs",
+    "SampleOrder": "headrace.plan.megatron.order",
+    "SamplePieces": "headrace.plan.megatron.pieces",
+    "TextCodec": "headrace.plan.megatron.fim",
+    "blend_sizes": "headrace.plan.megatron.blend_plan",
+    "build_blending_indices": "headrace.plan.megatron.blending",
+    "build_doc_idx": "headrace.plan.megatron.named",
+    "build_exhaustive_blending_indices": "headrace.plan.megatron.blending",
+    "build_sample_idx": "headrace.plan.megatron.named",
+    "build_shuffle_idx": "headrace.plan.megatron.named",
+    "check_draws": "headrace.plan.megatron.blend_plan",
+    "count_epochs": "headrace.plan.megatron.epochs",
+    "cyclic_batches": "headrace.plan.megatron.samplers",
+    "document_index": "headrace.plan.megatron.indices",
+    "fill_in_the_middle": "headrace.plan.megatron.fim_samples",
+    "normalised_weights": "headrace.plan.megatron.blend_plan",
+    "order_samples": "headrace.plan.megatron.order",
+    "parse_blend": "headrace.plan.megatron.blend_text",
+    "parse_split": "headrace.plan.megatron.splits",
+    "reorders_when_extended": "headrace.plan.megatron.epochs",
+    "sample_index": "headrace.plan.megatron.indices",
+    "shuffle_index": "headrace.plan.megatron.indices",
+    "single_batches": "headrace.plan.megatron.samplers",
+    "split_ranges": "headrace.plan.megatron.splits",
+    "torch_randperm": "headrace.plan.megatron.randperm",
+}
 
 __all__ = [
     "AlephAlphaOrder",
@@ -75,3 +120,6 @@ __all__ = [
     "split_ranges",
     "torch_randperm",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

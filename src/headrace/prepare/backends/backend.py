@@ -38,8 +38,9 @@ class Backend(Protocol):
     name: str
     """``tokenizers``, ``gigatoken``, ``fastokens``, ``tiktoken`` or ``numba``."""
 
-    version: str
-    """Of the library."""
+    @property
+    def version(self) -> str:
+        """Of the library."""
 
     def encode(self, texts: list[str]) -> Encoded:
         """Encode each text by itself.
@@ -47,3 +48,10 @@ class Backend(Protocol):
         Raises:
             RefusedTextError: the library refuses one of them.
         """
+
+
+def installed_version(library: str) -> str:
+    """The version of a library, as it is installed."""
+    from importlib.metadata import version  # 10 ms that workers, which never ask, are spared
+
+    return version(library)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import warnings
 from typing import Any
 
 import numpy as np
 
-from headrace.prepare.backends.backend import Encoded, SpecialPolicy
+from headrace.prepare.backends.backend import Encoded, SpecialPolicy, installed_version
 from headrace.prepare.backends.layout import UnsuitableError, read_layout, require_bpe
 from headrace.prepare.backends.memory import CacheGuard, return_memory
 
@@ -35,7 +34,6 @@ class FastokensBackend:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import fastokens
-        self.version = importlib.metadata.version("fastokens")
         layout = read_layout(tokenizer_json)
         require_bpe(layout)
         self._library = fastokens
@@ -43,6 +41,11 @@ class FastokensBackend:
         self._literal = special == "literal"
         self._guard = CacheGuard()
         self._tokenizer = self._load()
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> Encoded:
         """Encode each text by itself."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 from typing import Any
 
 import numpy as np
 
-from headrace.prepare.backends.backend import Encoded, SpecialPolicy
+from headrace.prepare.backends.backend import Encoded, SpecialPolicy, installed_version
 from headrace.prepare.backends.layout import Layout, UnsuitableError, read_layout, require_bpe, require_byte_level
 from headrace.prepare.backends.memory import CacheGuard, return_memory
 
@@ -31,7 +30,6 @@ class GigatokenBackend:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import gigatoken
-        self.version = importlib.metadata.version("gigatoken")
         layout = read_layout(tokenizer_json)
         _require(layout)
         self._library = gigatoken
@@ -39,6 +37,11 @@ class GigatokenBackend:
         self._json = layout.without(special_tokens=special == "literal")
         self._guard = CacheGuard()
         self._tokenizer = self._load()
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> Encoded:
         """Encode each text by itself."""

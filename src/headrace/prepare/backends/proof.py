@@ -19,15 +19,21 @@ from headrace.prepare.backends.routed import RoutedBackend
 from headrace.prepare.backends.special import SpecialFinder, WhichAdded
 from headrace.prepare.backends.tiktoken import TiktokenBackend
 from headrace.prepare.backends.truth import TokenizersBackend
-from headrace.prepare.backends.unigram import UnigramBackend
 
 TRUTH = "tokenizers"
+
+
+def _unigram(tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
+    from headrace.prepare.backends.unigram import UnigramBackend  # with its kernels, for few tokenisers
+
+    return UnigramBackend(tokenizer_json, special)
+
 
 CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
     "fastokens": FastokensBackend,
     "gigatoken": GigatokenBackend,
     "tiktoken": TiktokenBackend,
-    "numba": UnigramBackend,
+    "numba": _unigram,
 }
 """In the order in which they are tried: the fastest first, and of two as fast the one with the newer Unicode."""
 

@@ -16,12 +16,16 @@ class RoutedBackend:
 
     def __init__(self, fast: Backend, truth: Callable[[], Backend], finder: SpecialFinder) -> None:
         self.name = fast.name
-        self.version = fast.version
         self.num_routed = 0
         """Texts that went to the truth so far."""
         self._fast = fast
         self._truth = truth
         self._finder = finder
+
+    @property
+    def version(self) -> str:
+        """Of the fast library."""
+        return self._fast.version
 
     def encode(self, texts: list[str]) -> Encoded:
         """Encode each text by itself.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from headrace.prepare.backends.backend import Encoded, SpecialPolicy
+from headrace.prepare.backends.backend import Encoded, SpecialPolicy, installed_version
 from headrace.prepare.backends.layout import (
     Layout,
     UnsuitableError,
@@ -41,7 +40,6 @@ class TiktokenBackend:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import tiktoken
-        self.version = importlib.metadata.version("tiktoken")
         layout = read_layout(tokenizer_json)
         require_byte_level(layout)
         _require_only_pattern(layout)
@@ -54,6 +52,11 @@ class TiktokenBackend:
             raise UnsuitableError(f"the library refuses it: {error}") from error
         self._encode: Any = encoding.encode_to_numpy
         return_memory()
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> Encoded:
         """Encode each text by itself."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 
 import numpy as np
 
-from headrace.prepare.backends.backend import Encoded, RefusedTextError, SpecialPolicy
+from headrace.prepare.backends.backend import Encoded, RefusedTextError, SpecialPolicy, installed_version
 from headrace.prepare.backends.long_texts import PIECE_BYTES, TextBatches
 from headrace.prepare.backends.memory import return_memory
 from headrace.prepare.tokenizer import make_encoder
@@ -24,11 +23,15 @@ class TokenizersBackend:
     name = "tokenizers"
 
     def __init__(self, tokenizer_json: bytes, special: SpecialPolicy, *, piece_bytes: int = PIECE_BYTES) -> None:
-        self.version = importlib.metadata.version("tokenizers")
         self._encoder = make_encoder(tokenizer_json)
         self._encoder.encode_special_tokens = special == "literal"
         self._batches = TextBatches(tokenizer_json, self._encoder, piece_bytes=piece_bytes)
         return_memory()  # the library leaves some 100 MB behind when it has read a large file
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> Encoded:
         """Encode each text by itself.

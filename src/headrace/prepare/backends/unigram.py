@@ -6,7 +6,6 @@ the best pieces of each word: nine tenths of what `tokenizers` needs.
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import re
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headrace.plan.megatron.kernels import compiled
-from headrace.prepare.backends.backend import Encoded, RefusedTextError, SpecialPolicy
+from headrace.prepare.backends.backend import Encoded, RefusedTextError, SpecialPolicy, installed_version
 from headrace.prepare.backends.layout import Layout, UnsuitableError, read_layout
 from headrace.prepare.backends.long_texts import META, TextBatches
 from headrace.prepare.backends.memory import return_memory
@@ -65,7 +64,6 @@ class UnigramBackend:
         """
         import numba  # noqa: F401 - says so where it is missing
 
-        self.version = importlib.metadata.version("numba")
         if read_layout(tokenizer_json).model.get("type") != "Unigram":
             raise UnsuitableError(f"its model is {read_layout(tokenizer_json).model.get('type')}, not Unigram")
         # As the library writes it: options that a file leaves out have their values, and scores are those that the
@@ -79,6 +77,11 @@ class UnigramBackend:
         self._cut = re.compile(f"({any_of(set(self._added)).pattern})").split if self._added else lambda text: [text]
         self._batches = TextBatches(tokenizer_json)
         return_memory()
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> Encoded:
         """Encode each text by itself.

@@ -14,19 +14,54 @@ Its YAML is a dialect (``config_file``), and so are the braces of its lists (``b
 
 from __future__ import annotations
 
-from headrace.stores.energon.dataset_yaml import DatasetConfig, Reference, read_dataset
-from headrace.stores.energon.filesystem import FilesystemStore
-from headrace.stores.energon.info import Info, read_info, write_info
-from headrace.stores.energon.join_index import JoinColumn, Nonmatch, cache_folder
-from headrace.stores.energon.join_writer import Join, write_join
-from headrace.stores.energon.joined import JoinedStore
-from headrace.stores.energon.jsonl import JsonlSamplesStore
-from headrace.stores.energon.jsonl_index import write_lines
-from headrace.stores.energon.layout import folder_kind
-from headrace.stores.energon.splits import SplitPart, Splits, read_splits, write_splits
-from headrace.stores.energon.sqlite_index import MediaRow, PartRow, SampleRow, SqliteIndex
-from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
-from headrace.stores.energon.store import EnergonStore
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.stores.energon.dataset_yaml import DatasetConfig, Reference, read_dataset
+    from headrace.stores.energon.filesystem import FilesystemStore
+    from headrace.stores.energon.info import Info, read_info, write_info
+    from headrace.stores.energon.join_index import JoinColumn, Nonmatch, cache_folder
+    from headrace.stores.energon.join_writer import Join, write_join
+    from headrace.stores.energon.joined import JoinedStore
+    from headrace.stores.energon.jsonl import JsonlSamplesStore
+    from headrace.stores.energon.jsonl_index import write_lines
+    from headrace.stores.energon.layout import folder_kind
+    from headrace.stores.energon.splits import SplitPart, Splits, read_splits, write_splits
+    from headrace.stores.energon.sqlite_index import MediaRow, PartRow, SampleRow, SqliteIndex
+    from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
+    from headrace.stores.energon.store import EnergonStore
+
+_HOMES = {
+    "DatasetConfig": "headrace.stores.energon.dataset_yaml",
+    "EnergonStore": "headrace.stores.energon.store",
+    "FilesystemStore": "headrace.stores.energon.filesystem",
+    "Info": "headrace.stores.energon.info",
+    "Join": "headrace.stores.energon.join_writer",
+    "JoinColumn": "headrace.stores.energon.join_index",
+    "JoinedStore": "headrace.stores.energon.joined",
+    "JsonlSamplesStore": "headrace.stores.energon.jsonl",
+    "MediaRow": "headrace.stores.energon.sqlite_index",
+    "Nonmatch": "headrace.stores.energon.join_index",
+    "PartRow": "headrace.stores.energon.sqlite_index",
+    "Reference": "headrace.stores.energon.dataset_yaml",
+    "SampleRow": "headrace.stores.energon.sqlite_index",
+    "SplitPart": "headrace.stores.energon.splits",
+    "Splits": "headrace.stores.energon.splits",
+    "SqliteIndex": "headrace.stores.energon.sqlite_index",
+    "SqliteWriter": "headrace.stores.energon.sqlite_writer",
+    "cache_folder": "headrace.stores.energon.join_index",
+    "folder_kind": "headrace.stores.energon.layout",
+    "read_dataset": "headrace.stores.energon.dataset_yaml",
+    "read_info": "headrace.stores.energon.info",
+    "read_splits": "headrace.stores.energon.splits",
+    "update_media": "headrace.stores.energon.sqlite_writer",
+    "write_info": "headrace.stores.energon.info",
+    "write_join": "headrace.stores.energon.join_writer",
+    "write_lines": "headrace.stores.energon.jsonl_index",
+    "write_splits": "headrace.stores.energon.splits",
+}
 
 __all__ = [
     "DatasetConfig",
@@ -57,3 +92,6 @@ __all__ = [
     "write_lines",
     "write_splits",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

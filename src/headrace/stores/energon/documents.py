@@ -54,7 +54,7 @@ class DocumentShards:
         """
         store = self._stores.get(shard)
         if store is None:
-            from headrace.stores.open import open_tokens  # which opens datasets that hold such shards
+            from headrace.stores.opening import open_tokens  # which opens datasets that hold such shards
 
             place = self._root / self._names[shard]
             store = open_tokens(place, reader=self._using)
@@ -84,7 +84,7 @@ class DocumentShards:
 
 def count_documents(place: Path, using: str | Reader) -> int:
     """How many documents a store of tokens has; raises as `headrace.stores.open_tokens`."""
-    from headrace.stores.open import open_tokens
+    from headrace.stores.opening import open_tokens
 
     with open_tokens(place, reader=using) as store:
         return len(store)

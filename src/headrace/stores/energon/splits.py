@@ -111,7 +111,7 @@ def split_part(splits: Splits, name: str, info: Info) -> SplitPart:
     if not shards:
         what = "all of its shards are excluded" if listed else "it lists none"
         raise StoreError(f"{splits.path}: part {name!r} has no shards: {what}")
-    keys = _excluded_keys(splits.exclude, set(shards))
+    keys = excluded_keys(splits.exclude, set(shards))
     return SplitPart(listed=listed, shards=shards, keys=keys, exclude=splits.exclude)
 
 
@@ -165,7 +165,7 @@ def _checked(found: dict[str, object], path: Path, strict: bool) -> Splits:
     return Splits(parts=parts, exclude=exclude, path=path)
 
 
-def _excluded_keys(exclude: frozenset[str], shards: set[str]) -> dict[str, frozenset[str]]:
+def excluded_keys(exclude: frozenset[str], shards: set[str]) -> dict[str, frozenset[str]]:
     """Energon compares ``shard/key`` as a whole; both may hold slashes, so every cut that names a shard counts."""
     found: dict[str, set[str]] = {}
     for entry in exclude:

@@ -105,6 +105,11 @@ class EnergonStore(SampleStore):
         return self._options["split_part"]  # type: ignore[return-value]
 
     @property
+    def split_config(self) -> str | None:
+        """The name of the split file; None for the usual one."""
+        return self._options["split_config"]  # type: ignore[return-value]
+
+    @property
     def dataset(self) -> DatasetConfig | None:
         """The ``dataset.yaml``, None where there is none."""
         return self._dataset

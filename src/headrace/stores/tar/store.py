@@ -95,6 +95,11 @@ class TarStore(SampleStore):
         return self._shards.files
 
     @property
+    def shard_files(self) -> tuple[Path, ...]:
+        """The tar of each shard."""
+        return tuple(Path(self._shards.path(shard)) for shard in range(len(self.shards)))
+
+    @property
     def faults(self) -> dict[str, tuple[TarFault, ...]]:
         """Shard -> what is wrong with it, of those that were taken as far as they could be read."""
         return {name: one.faults for name, one in zip(self.shards, self._indexes, strict=True) if one.faults}

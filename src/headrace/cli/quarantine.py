@@ -1,0 +1,116 @@
+"""``headrace quarantine``: take samples that are known to be bad out of a dataset, or put them back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.figures import plural
+from headrace.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from headrace.encoders import Fault
+    from headrace.stores import SampleStore
+    from headrace.stores.quarantine import BadSample
+
+SKIPPED = "SkipSample"
+
+
+@click.command(cls=Command, name="quarantine", short_help="Leave bad samples out of a dataset.")
+@click.argument("path", metavar="DATASET")
+@click.option("--from", "reports", metavar="FILE", multiple=True, help="Those of a report of faults; repeatable.")
+@click.option("--key", "keys", metavar="KEY", multiple=True, help="The sample of a key; repeatable.")
+@click.option("--reason", metavar="TEXT", default="", help="Why, for those of --key.")
+@click.option("--remove", is_flag=True, help="Take them off the list again.")
+@click.option("--list", "lists", is_flag=True, help="Print what is left out.")
+@click.option("--split-config", metavar="NAME", help="Of Energon's datasets: another split file in .nv-meta.")
+@json_option
+def command(
+    path: str, reports: tuple[str, ...], keys: tuple[str, ...], reason: str, remove: bool, lists: bool,
+    split_config: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Put samples on the list of those that are left out of DATASET; whoever opens it then numbers the others.
+
+    Of Energon's datasets the list is "exclude" of the split file, which Energon goes by, too; of tar shards and .jsonl
+    it is a headrace.quarantine.json beside them. A run that goes on after a change is refused: its order is another.
+
+    A report is what a loader writes (fault_report), or `headrace measure --faults`. Of it the samples of this dataset
+    are taken, but those that a hook skipped.
+    """
+    from headrace.cli.media.opening import SampleOptions, need_samples
+    from headrace.stores.quarantine import add_bad_samples, bad_samples, remove_bad_samples
+
+    if remove and not (reports or keys):
+        raise ConfigError("--remove takes samples off the list: say which, by --key or --from")
+    with need_samples(path, SampleOptions(split_config=split_config)) as store:
+        listed = bad_samples(store)
+        wanted = [*_of_keys(store, keys, reason, listed if remove else None), *_of_reports(path, reports, store)]
+        change = remove_bad_samples if remove else add_bad_samples
+        changed = change(store, wanted) if wanted else 0
+        listed = bad_samples(store) if wanted else listed
+    if as_json:
+        samples = [{"shard": one.shard, "key": one.key, "reason": one.reason} for one in listed]
+        print_json({"path": path, "changed": changed, "left_out": len(listed), "samples": samples})
+        return
+    if lists:
+        from headrace.cli.views.safe_text import safe_text
+
+        for one in listed:
+            click.echo(safe_text(f"{one.shard}  {one.key}" + (f"  {one.reason}" if one.reason else "")))
+    if wanted:
+        click.echo(f"{path}: {plural(changed, 'sample')} {'put back' if remove else 'added'}")
+    click.echo(f"{path}: {plural(len(listed), 'sample')} left out")
+
+
+def _of_keys(
+    store: SampleStore, keys: Iterable[str], reason: str, listed: list[BadSample] | None
+) -> Iterator[BadSample]:
+    """The samples of some keys, in the store, or among those that are left out."""
+    from headrace.stores.quarantine import bad_sample
+
+    for key in keys:
+        if listed is not None:
+            found = [one for one in listed if one.key == key]
+            if not found:
+                raise ConfigError(f"{store.path}: no sample with the key {key!r} is left out")
+            yield from found
+            continue
+        try:
+            yield bad_sample(store, store.find(key), reason)
+        except KeyError:
+            raise ConfigError(f"{store.path}: has no sample with the key {key!r}, or it is left out already") from None
+
+
+def _of_reports(path: str, reports: tuple[str, ...], store: SampleStore) -> Iterator[BadSample]:
+    """The samples of this dataset that reports name, each once."""
+    from headrace.encoders import read_fault_report
+    from headrace.stores.quarantine import BadSample
+
+    if not reports:
+        return
+    faults = read_fault_report(reports)
+    mine = [fault for fault in faults if _is_of(fault, path)]
+    if faults and not mine:
+        sources = sorted({fault.source for fault in faults})
+        raise InputError(f"{', '.join(reports)}: no fault is of {path}; they are of {', '.join(sources[:5])}")
+    shards = set(store.shards)
+    found: dict[tuple[str, str], BadSample] = {}
+    for fault in mine:
+        if fault.kind == SKIPPED:
+            continue
+        if fault.shard not in shards or fault.key is None:
+            raise InputError(
+                f"{', '.join(reports)}: sample {fault.index:,} of {path}: shard {fault.shard!r} and key {fault.key!r}"
+                " do not say which it is; take it out by --key"
+            )
+        reason = f"{fault.kind} in {fault.hook}: {fault.reason}"
+        found.setdefault((fault.shard, fault.key), BadSample(shard=fault.shard, key=fault.key, reason=reason))
+    yield from found.values()
+
+
+def _is_of(fault: Fault, path: str) -> bool:
+    return os.path.realpath(fault.source) == os.path.realpath(path)

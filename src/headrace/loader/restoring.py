@@ -1,0 +1,113 @@
+"""Samples and batches that were given before, made again from what a batch says of them."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.datasets import EncodedDataset, FramedRun, MeasuredDataset, Run
+from headrace.datasets.encoded.keys import RESTORE as ENCODED
+from headrace.datasets.encoded.measured import RESTORE as MEASURED
+from headrace.datasets.media import JoinedMediaDataset, MediaDataset
+from headrace.errors import ConfigError
+
+
+def restored(run: Run | FramedRun, key: Any, *, by_position: bool = True) -> Any:
+    """A sample by its restore key or its position in the run; of a list of either the batch, in tensors.
+
+    What a loader adds to a batch, such as ``sample_positions``, is not in it.
+
+    Args:
+        run: whose.
+        key: a restore key, which is a tuple; a position; a list of either, or a (n,) array or tensor of positions.
+        by_position: whether positions are those of the run.
+
+    Raises:
+        ConfigError: no such key or position; a key that several datasets have; what was made is not what it was; a hook
+            that is not ``@stateless``; positions of a framed run.
+    """
+    given = key.tolist() if isinstance(key, np.ndarray | torch.Tensor) else key
+    if isinstance(run, FramedRun):
+        found = run.restore_sample(given)
+    elif isinstance(given, tuple):
+        found = _by_key(run, given)
+    elif isinstance(given, list) and given and all(isinstance(one, tuple) for one in given):
+        found = _by_keys(run, given)
+    else:
+        found = _by_position(run, given, by_position=by_position)
+    return _in_tensors(found) if isinstance(given, list) else found
+
+
+def _by_keys(run: Run, keys: list[tuple[Any, ...]]) -> Any:
+    if run.is_group_batches:
+        return _holder(run, keys[0]).restore_sample(keys)
+    return run.datasets[0].collate([_by_key(run, key) for key in keys])
+
+
+def _by_key(run: Run, key: tuple[Any, ...]) -> Any:
+    dataset = _holder(run, key)
+    if isinstance(dataset, EncodedDataset | MeasuredDataset):
+        return dataset.restore_sample(key)
+    [sample] = dataset.samples(np.array([key[-1]], dtype=np.int64))
+    return sample
+
+
+def _holder(run: Run, key: tuple[Any, ...]) -> Any:
+    """The dataset that a key is of; one that is in several places of a mix is one."""
+    pairs = zip(run.paths, run.datasets, strict=True)
+    found = {id(dataset): (path, dataset) for path, dataset in pairs if _has(dataset, key)}
+    if len(found) == 1:
+        [(_, dataset)] = found.values()
+        return dataset
+    if not found:
+        raise ConfigError(f"{key!r:.80} is not a restore key of any dataset of {run!r}")
+    raise ConfigError(
+        f"{key!r:.80} may be of {', '.join(repr(path) for path, _ in found.values())}, whose keys look alike: give the"
+        " position of the sample instead, which its batch has in sample_positions"
+    )
+
+
+def _has(dataset: Any, key: tuple[Any, ...]) -> bool:
+    match dataset, key:
+        case EncodedDataset(), (str(kind), int(address), *_) if kind == ENCODED and address >= 0:
+            return bool(dataset.indices(np.array([address]))[0] < len(dataset))
+        case MeasuredDataset(), (str(kind), int(address), int(), *_) if kind == MEASURED and address >= 0:
+            return bool(dataset.units.numbers(np.array([address]))[0] < len(dataset))
+        case MediaDataset(), ("Webdataset", int(number)):
+            return 0 <= number < len(dataset)
+        case JoinedMediaDataset(), ("JoinedWebdatasetFactory", "Webdataset", int(number)):
+            return 0 <= number < len(dataset)
+    return False
+
+
+def _by_position(run: Run, given: Any, *, by_position: bool) -> Any:
+    try:
+        positions = np.array([index(one) for one in (given if isinstance(given, list) else [given])], dtype=np.int64)
+    except TypeError:
+        raise ConfigError(
+            f"{given!r:.80} is neither a restore key, which is a tuple, nor a position, which is a number, nor a list"
+            " of either"
+        ) from None
+    if not by_position:
+        raise ConfigError("positions in Energon's own order are those of one rank, and say no sample; give its key")
+    outside = (positions < 0) | (False if run.length is None else positions >= run.length)
+    if outside.any():
+        raise ConfigError(f"position {positions[outside][0]:,} is outside {run!r}")
+    if not run.is_ragged:
+        found = run.read(run.locate(positions))
+        return found if isinstance(given, list) else {name: column[0] for name, column in found.items()}
+    samples = run.samples(run.locate(positions))
+    if not isinstance(given, list):
+        return samples[0]
+    return run.datasets[0].collate(samples)
+
+
+def _in_tensors(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+
+def _tensor(values: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(values if values.flags.writeable else values.copy())

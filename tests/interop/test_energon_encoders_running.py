@@ -1,0 +1,318 @@
+"""Task encoders that draw, filter, group and pack, after Energon's own tests: what holds of both systems."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import encoders_ported
+from headrace.encoders import ErrorPolicy
+from headrace.errors import SampleError
+from interop import energon_peer
+from interop.energon_live import our_loader, texts, their_loader
+from interop.energon_systems import System, fields, in_energon
+
+pytestmark = pytest.mark.interop
+
+VAL = range(30, 53)
+TOPOLOGIES = [(1, 0), (2, 0), (1, 2)]
+KINDS: dict[str, dict[str, Any]] = {
+    "Drawing": {"batch_size": 3},
+    "Generating": {"batch_size": 3},
+    "Grouping": {"batch_size": None},
+    "Packing": {"batch_size": 2, "packing_buffer_size": 7},
+    "Posting": {"batch_size": 2, "packing_buffer_size": 7},
+}
+"""Arguments for the encoders of `encoders_ported`."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 texts for training in two shards, 23 for validation."""
+    energon_peer.energon()
+    return texts(tmp_path_factory.mktemp("running") / "a", [20, 10, 23], val=1)
+
+
+@pytest.fixture(params=["ours", "theirs"])
+def system(request: pytest.FixtureRequest, tmp_path: Path) -> System:
+    return System(request.param, encoders_ported, tmp_path)
+
+
+def validation(system: System, root: Path, encoder: str, world_size: int, num_workers: int) -> list[dict[str, Any]]:
+    """All batches of all ranks."""
+    found = []
+    for rank in range(world_size):
+        loader = system.loader(encoder, root, rank, world_size, num_workers, val=True, **KINDS[encoder])
+        found += system.given(loader)
+    return found
+
+
+def numbers_of(batches: list[dict[str, Any]]) -> list[int]:
+    """Of samples, in packs or not."""
+    found = [number for batch in batches for number in batch["numbers"]]
+    return [number for pack in found for number in pack] if found and isinstance(found[0], list) else found
+
+
+def seen(batch: dict[str, Any]) -> str:
+    """All of it but the restore key, in which Energon counts anew with each life of a loader."""
+    return repr(sorted((name, value) for name, value in batch.items() if name not in ("__restore_key__", "__key__")))
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), TOPOLOGIES)
+@pytest.mark.parametrize("encoder", ["Packing", "Posting"])
+def test_packs_of_validation(system: System, root: Path, encoder: str, world_size: int, num_workers: int) -> None:
+    """Each sample once, no pack too long; the second half of encoding is for each sample of a pack."""
+    batches = validation(system, root, encoder, world_size, num_workers)
+    assert sorted(numbers_of(batches)) == list(VAL)
+    for batch in batches:
+        for numbers, draws in zip(batch["numbers"], batch["draws"], strict=True):
+            assert 0 < sum(1 + number % 5 for number in numbers) <= 10
+            assert all(int(draw) == (encoder == "Posting") for draw in draws)
+            assert len(draws) == len(numbers)
+
+
+def test_packs_of_training(system: System, root: Path) -> None:
+    """Full but for what does not fit, and epochs are even."""
+    loader = system.loader("Packing", root, shuffle_buffer_size=8, max_samples_per_sequence=5, **KINDS["Packing"])
+    batches = system.given(loader, 50)
+    assert all(len(batch["numbers"]) == 2 for batch in batches)
+    lengths = [sum(1 + number % 5 for number in pack) for batch in batches for pack in batch["numbers"]]
+    assert max(lengths) <= 10
+    times = Counter(numbers_of(batches))
+    assert set(times) == set(range(30))
+    assert max(times.values()) - min(times.values()) <= 2
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), TOPOLOGIES)
+def test_groups(system: System, root: Path, world_size: int, num_workers: int) -> None:
+    """Batches of one group and its size, each sample once; what is left of a group comes at the end of each reader."""
+    batches = validation(system, root, "Grouping", world_size, num_workers)
+    assert sorted(numbers_of(batches)) == list(VAL)
+    short = 0
+    for batch in batches:
+        [group] = {number % 3 for number in batch["numbers"]}
+        assert 0 < len(batch["numbers"]) <= 2 + group
+        short += len(batch["numbers"]) < 2 + group
+    assert short <= 3 * world_size * max(1, num_workers)
+    loader = system.loader("Grouping", root, **KINDS["Grouping"])
+    sizes = {(batch["numbers"][0] % 3, len(batch["numbers"])) for batch in system.given(loader, 30)}
+    assert sizes >= {(0, 2), (1, 3), (2, 4)}
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), TOPOLOGIES)
+def test_generators_and_skipped_samples(system: System, root: Path, world_size: int, num_workers: int) -> None:
+    batches = validation(system, root, "Generating", world_size, num_workers)
+    found = [pair for batch in batches for pair in zip(batch["numbers"], batch["outputs"], strict=True)]
+    wanted = [(number, output) for number in VAL if number % 7 != 3 for output in range(number % 3)]
+    assert sorted(found) == wanted
+    assert len({draw for batch in batches for draw in batch["draws"]}) == len(wanted), "each output draws on its own"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("encoder", ["Drawing", "Generating"])
+def test_indices_of_samples_and_batches(system: System, root: Path, encoder: str, num_workers: int) -> None:
+    """No two samples have one, and no two batches of single outputs; the outputs of one sample share theirs."""
+    batches = system.given(system.loader(encoder, root, 0, 1, num_workers, **KINDS[encoder]), 25)
+    if encoder == "Drawing":
+        assert len({batch["index"] for batch in batches}) == 25
+    of_index: dict[int, set[int]] = {}
+    outputs = set()
+    for batch in batches:
+        for number, output, index in zip(batch["numbers"], batch["outputs"], batch["indices"], strict=True):
+            of_index.setdefault(index, set()).add(number)
+            assert (index, output) not in outputs
+            outputs.add((index, output))
+    assert all(len(found) == 1 for found in of_index.values())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("encoder", KINDS)
+def test_what_is_drawn_depends_on_the_seed(system: System, root: Path, encoder: str, num_workers: int) -> None:
+    """The same again with it, whatever is drawn elsewhere; all else with another."""
+
+    def draws(seed: int) -> list[Any]:
+        options = {"shuffle_buffer_size": 6, "max_samples_per_sequence": 4, **KINDS[encoder]}
+        loader = system.loader(encoder, root, 0, 1, num_workers, seed=seed, **options)
+        return [batch["draws"] for batch in system.given(loader, 12)]
+
+    one = draws(1)
+    assert draws(1) == one
+
+    def flat(given: list[Any]) -> set[float]:
+        return {x for batch in given for row in batch for x in (row if isinstance(row, list) else [row])}
+
+    assert not flat(draws(2)) & flat(one)
+
+
+def differing_resumes(system: System, root: Path, encoder: str, *, val: bool) -> list[int]:
+    """After which of the first fifteen batches of training, or of all of validation, a resume gives others."""
+    options = dict(KINDS[encoder])
+    if not val:
+        options |= {"shuffle_buffer_size": 6, "max_samples_per_sequence": 4}
+    make = lambda: system.loader(encoder, root, val=val, seed=4, **options)  # noqa: E731
+    whole = [seen(batch) for batch in system.given(make(), None if val else 15)]
+    assert len(whole) >= 4
+    running = make()
+    steps = system.steps(iter(running))
+    found = []
+    for at in range(1, len(whole)):
+        assert seen(next(steps)) == whole[at - 1]
+        state = running.save_state_rank()
+        if system.name == "ours":
+            state = json.loads(json.dumps(state))
+        resumed = make()
+        energon_peer.quietly(resumed.restore_state_rank, state)
+        rest = system.given(resumed, len(whole) - at)
+        if [seen(batch) for batch in rest] != whole[at:]:
+            found.append(at)
+    return found
+
+
+THEIRS_FAIL = [("Generating", False), ("Grouping", True), ("Packing", True), ("Posting", True)]
+
+
+@pytest.mark.parametrize(
+    ("system", "encoder", "val"),
+    [
+        (name, encoder, val)
+        for name in ("ours", "theirs")
+        for encoder in KINDS
+        for val in (False, True)
+        if name == "ours" or (encoder, val) not in THEIRS_FAIL
+    ],
+    indirect=["system"],
+)
+def test_resumed_at_every_step(system: System, root: Path, encoder: str, val: bool) -> None:
+    """Draws and all."""
+    assert not differing_resumes(system, root, encoder, val=val)
+
+
+@pytest.mark.parametrize(("encoder", "val"), THEIRS_FAIL)
+def test_not_resumed_by_theirs(root: Path, tmp_path: Path, encoder: str, val: bool) -> None:
+    """Between two outputs of a sample they draw other numbers; once all samples are read they begin from the first."""
+    theirs = System("theirs", encoders_ported, tmp_path)
+    assert differing_resumes(theirs, root, encoder, val=val)
+
+
+@pytest.mark.parametrize("encoder", ["Generating", "Grouping", "Posting"])
+def test_resumed_with_workers(system: System, root: Path, encoder: str) -> None:
+    options = {"shuffle_buffer_size": 6, "max_samples_per_sequence": 4, **KINDS[encoder]}
+    make = lambda: system.loader(encoder, root, 0, 1, 2, seed=4, **options)  # noqa: E731
+    running = make()
+    steps = system.steps(iter(running))
+    for _ in range(5):
+        next(steps)
+    resumed = make()
+    energon_peer.quietly(resumed.restore_state_rank, running.save_state_rank())
+    wanted = [seen(next(steps)) for _ in range(6)]
+    assert [seen(batch) for batch in system.given(resumed, 6)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("encoder", "num_workers"), [("Plain", 0), ("Plain", 2), ("Drawing", 0), ("Generating", 0), ("Packing", 0)]
+)
+def test_samples_are_restored(system: System, root: Path, encoder: str, num_workers: int) -> None:
+    """Every batch of some epochs, from its key alone."""
+    options = {"batch_size": 3, **KINDS.get(encoder, {}), "shuffle_buffer_size": 6, "max_samples_per_sequence": 4}
+    loader = system.loader(encoder, root, 0, 1, num_workers, **options)
+    for batch in system.given(loader, 25):
+        again = fields(energon_peer.quietly(loader.restore_sample, batch["__restore_key__"]))
+        assert again == batch
+
+
+def test_9_5_samples_of_workers_are_restored_with_what_was_drawn(root: Path, tmp_path: Path) -> None:
+    """Energon's have the draws of the worker that the decorator met first."""
+
+    def restored(name: Any) -> list[bool]:
+        system = System(name, encoders_ported, tmp_path)
+        loader = system.loader("Drawing", root, 0, 1, 2, batch_size=3)
+        batches = system.given(loader, 6)
+        keys = [batch["__restore_key__"] for batch in batches]
+        again = [fields(energon_peer.quietly(loader.restore_sample, key)) for key in keys]
+        return [one["draws"] == other["draws"] for one, other in zip(again, batches, strict=True)]
+
+    assert restored("ours") == [True] * 6
+    assert restored("theirs") != [True] * 6
+
+
+def test_9_6_what_ran_before_changes_no_draws(root: Path, tmp_path: Path) -> None:
+    """With Energon a loader without workers that was iterated changes what the second worker of another draws."""
+
+    def draws(module: ModuleType, make: Any, *, before: bool) -> list[Any]:
+        system = System("ours", module, tmp_path)
+        loader = make(root, 0, 1, 2, batch_size=3, task_encoder=module.Drawing())
+        if before:
+            system.given(make(root, batch_size=3, task_encoder=module.Drawing()), 1)
+        return [batch["draws"] for batch in system.given(loader, 6)]
+
+    one, other = (draws(encoders_ported, our_loader, before=before) for before in (False, True))
+    assert one == other
+    one, other = (draws(in_energon(encoders_ported, tmp_path), their_loader, before=before) for before in (False, True))
+    assert [found == wanted for found, wanted in zip(other, one, strict=True)] == [True, False] * 3
+
+
+def test_9_7_packs_and_groups_are_restored(root: Path, tmp_path: Path) -> None:
+    def restored(name: Any, encoder: str) -> bool:
+        system = System(name, encoders_ported, tmp_path)
+        loader = system.loader(encoder, root, **KINDS[encoder])
+        [batch] = system.given(loader, 1)
+        return fields(energon_peer.quietly(loader.restore_sample, batch["__restore_key__"])) == batch
+
+    for encoder in ("Posting", "Grouping"):
+        assert restored("ours", encoder)
+        with pytest.raises((AssertionError, ValueError)):
+            restored("theirs", encoder)
+
+
+def test_9_14_a_tolerance_holds_beside_seeds(root: Path, tmp_path: Path) -> None:
+    """Energon's hook asks for two and gets a hundred, more than there are samples: the loader gives nothing at all."""
+    given: dict[str, Any] = {"val": True, "batch_size": 3}
+    theirs = System("theirs", encoders_ported, tmp_path)
+    assert theirs.given(theirs.loader("Hopeless", root, **given)) == []
+    ours = System("ours", encoders_ported, tmp_path)
+    loader = ours.loader("Hopeless", root, errors=ErrorPolicy(on_error="substitute"), **given)
+    with pytest.raises(SampleError, match="2 failed in a row"):
+        ours.given(loader)
+
+
+def test_nothing_that_is_not_selected_is_lost(root: Path, tmp_path: Path) -> None:
+    """A hook that leaves an odd sample: Energon drops it, in every buffer."""
+    given: dict[str, Any] = {"val": True, "batch_size": 2, "packing_buffer_size": 7}
+    lost = {}
+    for name in ("ours", "theirs"):
+        system = System(name, encoders_ported, tmp_path)  # type: ignore[arg-type]
+        found = numbers_of(system.given(system.loader("Choosing", root, **given)))
+        assert len(found) == len(set(found))
+        lost[name] = set(VAL) - set(found)
+    assert not lost["ours"]
+    assert len(lost["theirs"]) > 1
+
+
+def test_failures(root: Path, tmp_path: Path) -> None:
+    """Both go on with all that can be made, and tell each failure once; what is skipped is none."""
+    peer = energon_peer.energon()
+    told: list[str] = []
+    config = peer.WorkerConfig(
+        rank=0, world_size=1, num_workers=0, global_error_handler=lambda error, sample, sources: told.append(str(error))
+    )
+    encoder = in_energon(encoders_ported, tmp_path).Failing()
+    dataset = peer.get_val_dataset(root, worker_config=config, batch_size=3, task_encoder=encoder)
+    theirs = System("theirs", encoders_ported, tmp_path).given(energon_peer.quietly(peer.get_savable_loader, dataset))
+    good = [number for number in VAL if number % 5 != 4 and number % 7 != 3]
+    assert numbers_of(theirs) == good
+    assert sorted(told) == [f"number {number} is not liked" for number in VAL if number % 5 == 4]
+    system = System("ours", encoders_ported, tmp_path)
+    policy = ErrorPolicy(on_error="substitute")
+    loader = system.loader("Failing", root, val=True, batch_size=3, framed=True, errors=policy)
+    ours = numbers_of(system.given(loader))
+    assert Counter(good) <= Counter(ours), "others stand in for those that failed"
+    assert set(ours) == set(good)
+    assert len(ours) <= len(good) + len(told)
+    assert sorted(fault.reason for fault in loader.faults.faults if fault.attempt == 0) == sorted(told)
+    with pytest.raises(ValueError, match="is not liked"):
+        system.given(system.loader("Failing", root, val=True, batch_size=3, framed=True))

@@ -1,0 +1,362 @@
+"""Energon's names for our loader, with task encoders that filter, give several outputs, group or pack."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import framed_encoders
+from headrace import Blend, ConfigError, MediaDataset, StateError
+from headrace.datasets import Framed
+from headrace.encoders import Cooker, DefaultTaskEncoder, ErrorPolicy, SkipSample, TaskEncoder, stateless
+from headrace.loader import merge_state_dicts, read_fault_report
+from headrace.loader.energon import (
+    EnergonDataset,
+    EnergonLoader,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
+from headrace.plan.framed import BestFit
+
+LANES = 12
+COUNT = 50
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return framed_encoders.numbers(tmp_path_factory.mktemp("framed face") / "numbers", COUNT)
+
+
+def config(rank: int = 0, world_size: int = 1, num_workers: int = 0) -> WorkerConfig:
+    return WorkerConfig(rank, world_size, num_workers, seed_offset=3)
+
+
+def loader_of(dataset: EnergonDataset) -> EnergonLoader:
+    return get_savable_loader(dataset, start_method="fork", prefetch_factor=1, pin_memory=False)
+
+
+def encoder_of(kind: str) -> dict[str, Any]:
+    """The arguments for an encoder of `framed_encoders`."""
+    encoder, _, batch_size = framed_encoders.KINDS[kind]
+    packing = {"packing_buffer_size": 6} if issubclass(encoder, framed_encoders.Packed) else {}
+    return {"task_encoder": encoder(), "batch_size": batch_size or (None if kind == "groups" else 2), **packing}
+
+
+def train(root: Path, where: WorkerConfig, kind: str = "singles", **more: Any) -> EnergonLoader:
+    given = {"max_samples_per_sequence": 4, "parallel_shard_iters": 3, **encoder_of(kind), **more}
+    path: Any = root
+    if kind in ("groups", "sized"):
+        # Frames of few samples, so that the first batch comes soon.
+        encoder, size = given.pop("task_encoder"), given["batch_size"]
+        path = Framed(MediaDataset.open(root, "train"), encoder, batch_size=size, frame_positions=8, seed=3)
+    return loader_of(get_train_dataset(path, split_part="train", worker_config=where, **given))
+
+
+def validation(root: Path, where: WorkerConfig, kind: str = "singles", **more: Any) -> EnergonLoader:
+    return loader_of(get_val_dataset(root, split_part="train", worker_config=where, **{**encoder_of(kind), **more}))
+
+
+def units_of(kind: str, batches: Any) -> dict[int, str]:
+    """Number of each unit -> what is in it."""
+    found = {}
+    for batch in batches:
+        columns = {name: values for name, values in batch.items() if name not in ("unit_numbers", "of_batch")}
+        numbers = batch["unit_numbers"].tolist()
+        if kind in ("groups", "sized"):
+            found |= {number: repr(sorted(columns.items())) for number in numbers}
+        else:
+            for row, number in enumerate(numbers):
+                found[number] = repr(sorted((name, values[row]) for name, values in columns.items()))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["singles", "groups", "sized", "packs", "torn"])
+def test_chains_of_resumes_on_other_ranks_and_workers(root: Path, kind: str) -> None:
+    fed = {"num_lanes": LANES}
+    wanted = units_of(kind, itertools.islice(train(root, config(), kind, **fed), 60))
+    found: dict[int, str] = {}
+    state: Any = None
+    sized = kind in ("groups", "sized")
+    for world_size, workers, batch_size in [(1, 0, 4), (2, 0, 3), (1, 2, 6), (3, 0, 2), (4, 0, 1)]:
+        size = {} if sized else {"batch_size": batch_size}
+        loaders = [train(root, config(rank, world_size, workers), kind, **size, **fed) for rank in range(world_size)]
+        for loader in loaders:
+            loader.restore_state_rank(state)
+            found |= units_of(kind, itertools.islice(loader, 3))
+            loader.close()
+        state = json.loads(json.dumps(merge_state_dicts([loader.save_state_rank() for loader in loaders])))
+    assert sorted(found) == list(range(state["position"]))
+    assert all(found[number] == unit for number, unit in wanted.items() if number in found)
+    assert len(set(found) & set(wanted)) > 20
+
+
+def test_without_lanes_a_state_is_for_as_many_ranks(root: Path) -> None:
+    """Each rank goes on from its own; other ranks from the merged one, once the lanes are said."""
+    whole = [list(itertools.islice(train(root, config(rank, 2)), 8)) for rank in range(2)]
+    loaders = [train(root, config(rank, 2)) for rank in range(2)]
+    for rank, loader in enumerate(loaders):
+        list(itertools.islice(loader, 5))
+        again = train(root, config(rank, 2, rank))
+        again.restore_state_rank(loader.save_state_rank())
+        assert units_of("", itertools.islice(again, 3)) == units_of("", whole[rank][5:])
+        again.close()
+    with pytest.raises(StateError, match="rank 0 of 2 has to go on with lane"):
+        loaders[0].load_state_dict(loaders[1].state_dict())
+    merged = merge_state_dicts([loader.state_dict() for loader in loaders])
+    alone = train(root, config(), batch_size=1)
+    with pytest.raises(
+        StateError, match=r"batch differ(.|\n)*saved with 4 lanes, and here are 1: .* num_lanes=4, which"
+    ):
+        alone.load_state_dict(merged)
+    alone = train(root, config(), batch_size=1, num_lanes=4)
+    alone.load_state_dict(merged)
+    assert units_of("", itertools.islice(alone, 12)) == units_of("", [*whole[0][5:], *whole[1][5:]])
+    with pytest.raises(StateError, match=r"^(?!.*lanes)"):
+        train(root, config(), "packs", num_lanes=4).load_state_dict(merged)
+
+
+def test_global_batches_do_not_depend_on_ranks(root: Path) -> None:
+    fed: dict[str, Any] = {"global_batch_size": [(0, 6), (4, 12)], "num_lanes": 3}
+    wanted = units_of("", itertools.islice(train(root, config(), batch_size=6, **fed), 8))
+    found: dict[int, str] = {}
+    for rank in range(3):
+        loader = train(root, config(rank, 3), **fed)
+        found |= units_of("", itertools.islice(loader, 8))
+    assert found == wanted
+    assert len(wanted) == 4 * 6 + 2 * 12
+
+
+@pytest.mark.parametrize("kind", ["singles", "groups", "packs"])
+def test_validation_has_each_sample_once_and_again(root: Path, kind: str) -> None:
+    def given(world_size: int, workers: int, **more: Any) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for rank in range(world_size):
+            loader = validation(root, config(rank, world_size, workers), kind, num_lanes=LANES, **more)
+            first = units_of(kind, loader)
+            assert units_of(kind, loader) == first, "each iteration is the same"
+            found |= first
+            loader.close()
+        return found
+
+    wanted = given(1, 0)
+    size = {} if kind == "groups" else {"batch_size": 3}
+    assert given(2, 0, **size) == given(1, 2, **size) == wanted
+    pairs = [
+        (n, k)
+        for batch in validation(root, config(), kind)
+        for n, k in (
+            zip(batch["n"], batch["k"], strict=True)
+            if kind != "packs"
+            else ((n, k) for ns, ks in zip(batch["n"], batch["k"], strict=True) for n, k in zip(ns, ks, strict=True))
+        )
+    ]
+    numbers = [n for n in range(COUNT) if n % 11 != 3 and not (kind == "groups" and n % 13 == 5)]
+    assert sorted(map(tuple, (map(int, pair) for pair in pairs))) == [
+        (n, k) for n in numbers for k in range((n * 7 + 1) % 3)
+    ]
+
+
+def test_iterations_of_a_pass_a_limit_and_virtual_epochs(root: Path) -> None:
+    one_pass = train(root, config(), repeat=False)
+    first = units_of("", one_pass)
+    assert one_pass.position == 0, "a pass that is over is at its beginning"
+    assert units_of("", one_pass) == first
+    list(itertools.islice(one_pass, 4))
+    assert len(units_of("", one_pass)) == len(first) - 8, "one that was left goes on"
+    limited = validation(root, config(), limit=3)
+    wanted = units_of("", itertools.islice(validation(root, config()), 3))
+    assert units_of("", limited) == wanted
+    again = validation(root, config(), limit=3)
+    again.restore_state_rank(limited.save_state_rank())
+    assert units_of("", again) == units_of("", limited) == wanted
+    training = train(root, config(), virtual_epoch_length=4)
+    assert len(training) == 4
+    epochs = [units_of("", training) for _ in range(2)]
+    assert sorted(itertools.chain(*epochs)) == list(range(16))
+    with pytest.raises(TypeError, match="shows while it runs"):
+        len(one_pass)
+    assert len(one_pass.dataset) == COUNT
+
+
+def test_a_mix_that_ends_is_repeated(root: Path) -> None:
+    media = MediaDataset.open(root, "train")
+    mix = Blend({"a": media, "b": media}, repeats={"a": 1, "b": 0.5})
+    loader = loader_of(get_train_dataset(mix, worker_config=config(), **encoder_of("singles")))
+    seen = [key for batch in itertools.islice(loader, 100) for key in batch["__restore_key__"]]
+    assert len(set(seen)) == 200, "an epoch more, with other draws"
+    assert {key[1] for key in seen} == {"a", "b"}
+
+
+class Skipping(TaskEncoder[Any, Any, Any, Any]):
+    """One output for each sample, or none; one in five cannot be encoded."""
+
+    cookers = (Cooker(framed_encoders.cook),)
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        if sample["n"] % 4 == 0:
+            raise SkipSample
+        if sample["n"] % 5 == 0:
+            raise ValueError(sample["n"])
+        return sample
+
+
+def test_samples_that_are_skipped_or_fail(root: Path) -> None:
+    """A fixed source takes others in their place, Energon's order too; a framed one leaves out what is skipped."""
+    substitute = ErrorPolicy(on_error="substitute")
+    given: dict[str, Any] = {"task_encoder": Skipping(), "batch_size": 5}
+    refused = [n for n in range(COUNT) if n % 4 == 0 or n % 5 == 0]
+    for order in ("stride", "energon"):
+        loader = validation(root, config(), errors=substitute, order=order, **given)
+        assert [len(batch["n"]) for batch in loader] == [5] * (COUNT // 5)
+        assert sorted(fault.index for fault in loader.faults.faults if fault.attempt == 0) == refused
+    loader = validation(root, config(), errors=substitute, framed=True, **given)
+    found = sorted(n for batch in loader for n in batch["n"])
+    assert {fault.kind for fault in loader.faults.faults} == {"ValueError"}, "what is left out is no fault"
+    whole = [n for n in range(COUNT) if n % 4 and n % 5]
+    assert [n for n in whole if found.count(n) < 1] == []
+    assert len(whole) < len(found) < COUNT
+    with pytest.raises(ConfigError, match="a fixed source cannot leave a sample out"):
+        next(iter(validation(root, config(), **given)))
+    with pytest.raises(ValueError, match="5"):
+        list(validation(root, config(), framed=True, **given))
+    broken = framed_encoders.numbers(root.parent / "broken", 12, broken=(4,))
+    media = MediaDataset.open(broken, "train", cookers=[Cooker(framed_encoders.cook)])
+    plain = get_val_dataset(media, worker_config=config(), batch_size=12, errors=substitute)
+    assert len(next(iter(get_loader(plain)))["n"]) == 12, "without an encoder too"
+
+
+def test_units_that_were_made_before(root: Path) -> None:
+    media = MediaDataset.open(root, "train")
+    units = Framed(media, framed_encoders.Fitted(), form=BestFit(12), frame_positions=20, seed=3)
+    one, other = (
+        get_train_dataset(units, worker_config=config(), batch_size=2, **more) for more in ({}, {"num_lanes": 2})
+    )
+    assert one.config() == other.config()
+    assert "by best fit" in one.describe()
+    batch = next(iter(get_loader(one)))
+    assert all(len(numbers) >= 1 for numbers in batch["n"])
+    with pytest.raises(ConfigError, match="packing_buffer_size: says how units are made"):
+        get_train_dataset(units, worker_config=config(), batch_size=2, packing_buffer_size=4)
+    with pytest.raises(ConfigError, match="task_encoder, errors: says how units are made"):
+        get_val_dataset(units, worker_config=config(), batch_size=2, task_encoder=Skipping(), errors=ErrorPolicy())
+
+
+def test_datasets_of_a_metadataset(root: Path, tmp_path: Path) -> None:
+    other = framed_encoders.numbers(tmp_path / "other", 9, first=100)
+    file = tmp_path / "mix.yaml"
+    paths = [{"path": str(path), "split_part": "train"} for path in (root, other)]
+    splits = {
+        "train": {"blend": [{**path, "weight": 1} for path in paths]},
+        "val": {"blend": [{**path, "weight": 1} for path in paths]},
+    }
+    file.write_text(json.dumps({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}))
+    given: dict[str, Any] = {"worker_config": config(), **encoder_of("packs")}
+    batches = list(itertools.islice(get_loader(get_train_dataset(file, **given)), 20))
+    found = {n for batch in batches for pack in batch["n"] for n in pack}
+    assert min(found) < 100 <= max(found)
+    singles = get_val_datasets(file, limit=100, **given)
+    found, least = ({n for batch in get_loader(dataset) for pack in batch["n"] for n in pack} for dataset, _ in singles)
+    assert max(found) < 100 <= min(least)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "match"),
+    [
+        ("singles", {"batch_size": None}, "batch_size is None, and nothing else says"),
+        ("singles", {"num_lanes": 3}, "num_lanes is 3, and 1 ranks take 2 at a time each"),
+        ("singles", {"num_lanes": 4, "global_batch_size": 6}, "there are 4 lanes, and global batches of"),
+        ("singles", {"order": "energon"}, "order='energon' is for one output of each sample"),
+        ("singles", {"repeat": False, "batch_drop_last": True}, "which batch is the last shows after"),
+        ("singles", {"packing_buffer_size": 9}, "does not override select_samples_to_pack and pack_selected_samples"),
+        (
+            "fitted",
+            {"task_encoder": DefaultTaskEncoder(), "num_lanes": 4, "packing_buffer_size": None},
+            "takes no lanes",
+        ),
+        ("fitted", {"task_encoder": None, "batch_size": None, "packing_buffer_size": None}, "batch_size is None"),
+    ],
+)
+def test_what_does_not_go(root: Path, kind: str, more: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        train(root, config(), kind, **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"tail": "pad"}, "tail is 'pad', and how many units"),
+        ({"batch_drop_last": True}, "tail is 'drop', and how many units"),
+        ({"order": "energon"}, "order='energon' is for one output of each sample"),
+    ],
+)
+def test_what_does_not_go_in_validation(root: Path, more: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        validation(root, config(), **more)
+
+
+def test_one_process_saves_for_all_and_hands_the_state_to_all(root: Path, tmp_path: Path) -> None:
+    script = Path(__file__).parent / "energon_ranks.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(root), str(tmp_path / "meeting"), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    told = []
+    try:
+        for process in ranks:
+            output, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            told.append(json.loads(output))
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    given: dict[str, Any] = {"worker_config": WorkerConfig(0, 1, 0), **encoder_of("packs"), "num_lanes": LANES}
+    whole = get_loader(get_train_dataset(root, **given))
+    numbers = dict(
+        pair
+        for batch in itertools.islice(whole, 22)
+        for pair in zip(batch["unit_numbers"].tolist(), batch["n"], strict=True)
+    )
+    assert sorted(itertools.chain(*itertools.chain(*(one["before"] for one in told)))) == list(range(20))
+    after = {number: n for one in told for units, batch in one["after"] for number, n in zip(units, batch, strict=True)}
+    assert after == {number: numbers[number] for number in range(20, 42)}, "the step at hand is brought to its end"
+
+
+def test_reports_and_journals(root: Path, tmp_path: Path) -> None:
+    policy = ErrorPolicy(on_error="substitute")
+    given: dict[str, Any] = {
+        "task_encoder": Skipping(),
+        "batch_size": 5,
+        "errors": policy,
+        "worker_config": config(),
+        "split_part": "train",
+    }
+    for kind, more in {"fixed": {}, "framed": {"framed": True}, "own": {"order": "energon"}}.items():
+        path = tmp_path / f"{kind}.jsonl"
+        loader = get_savable_loader(get_val_dataset(root, **given, **more), fault_report=path)
+        list(loader)
+        kept = read_fault_report([path])
+        assert len(kept) == loader.faults.total > 0
+    dataset = get_val_dataset(root, framed=True, **given)
+    list(get_savable_loader(dataset, journal=tmp_path / "journal.bin"))
+    assert (tmp_path / "journal.bin").stat().st_size > 0
+    with pytest.raises(ConfigError, match="a journal is of the frames of a framed source"):
+        get_savable_loader(get_val_dataset(root, **given), journal=tmp_path / "other.bin")

@@ -1,0 +1,196 @@
+"""Journals that loaders of framed runs write, and what a step was fed by them."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+import framed_made
+import media_texts
+from headrace import ConfigError, Loader, Ranks, Reading, Run, StateError
+from headrace.cli import main
+from headrace.datasets import FramedRun, Topology
+from headrace.datasets.run_file import read_run_file
+from headrace.datasets.trace_answers import TracedUnit
+from headrace.datasets.trace_faces import Sources
+from headrace.loader import merge_state_dicts
+
+STEPS = 9
+FORK = {"start_method": "fork", "pin_memory": False}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("journals")
+    return [media_texts.shards(root / "one", (20, 17)), media_texts.shards(root / "two", (30,))]
+
+
+def fed(run: FramedRun, folder: Path, *, world_size: int = 2, **options: Any) -> list[Path]:
+    """The journals of the ranks of a run that has gone through some steps."""
+    for rank in range(world_size):
+        where = {"ranks": Ranks(rank, world_size), "journal": folder / "{rank}.bin"}
+        loader = Loader(run, micro_batch_size=1, **where, **options)
+        list(islice(loader, STEPS * 4 // world_size))
+        loader.close()
+    return sorted(folder.glob("*.bin"))
+
+
+def outputs(unit: Any) -> list[tuple[int, int]]:
+    """(number, output) of all that is in a unit, as the encoders of `framed_made` write it."""
+    if isinstance(unit, list):
+        return [(one["number"], one["output"]) for one in unit]
+    return unit.get("numbers") or [(unit["number"], unit["output"])]
+
+
+@pytest.mark.parametrize("kind", framed_made.KINDS)
+def test_a_step_is_what_was_fed(kind: str, places: list[Path], tmp_path: Path) -> None:
+    run = framed_made.framed_run(kind, places)
+    journals = fed(run, tmp_path, world_size=1 if kind == "groups" else 2)
+    run.save(tmp_path / "run.json")
+    looked = Sources(read_run_file(tmp_path / "run.json")).framed(0, list(map(str, journals)))
+    for step in (0, 3, STEPS - 1):
+        units = run.trace_step(step, journals=journals)
+        assert [one.unit for one in units] == list(range(4 * step, 4 * step + 4))
+        for one, made in zip(units, run.units(step), strict=True):
+            assert one.is_exact
+            assert [sample.output for sample in one.samples] == [output for _, output in outputs(made)]
+            for sample, (number, _) in zip(one.samples, outputs(made), strict=True):
+                # What cannot be made has another one in its place.
+                assert number == int(sample.origins[0].key or "") or int(sample.origins[0].key or "") % 9 == 4
+        for one, all_of_it in zip(units, looked.step(step), strict=True):
+            # Without the encoder: a frame and its carry, among which they are.
+            assert not all_of_it.is_exact
+            assert (all_of_it.unit, all_of_it.frame) == (one.unit, one.frame)
+            may_be = {(sample.source, sample.epoch, sample.index, sample.position) for sample in all_of_it.samples}
+            assert {(sample.source, sample.epoch, sample.index, sample.position) for sample in one.samples} <= may_be
+            assert len(all_of_it.samples) <= 6 + all_of_it.num_carried
+    for path, index in [("d0", 6), ("d1", 3)]:
+        times = run.trace_sample(path, index, journals=journals)
+        vague = looked.sample(path, index)
+        assert times.count == vague.count >= len(vague.shown) > 0
+        within = [one for one in times.shown if one.step < STEPS]
+        assert within
+        for one in within:
+            [unit] = [unit for unit in run.trace_step(one.step, journals=journals) if unit.unit == one.unit]
+            assert (one.position, one.output) in [(sample.position, sample.output) for sample in unit.samples]
+            [window] = [other for other in vague.shown if other.position == one.position]
+            assert window.step <= one.step <= window.last_step
+
+
+def test_whoever_wrote_them(places: list[Path], tmp_path: Path) -> None:
+    """Workers, other ranks after a resume, and a kill while a record was written."""
+    run = framed_made.framed_run("packs", places)
+    wanted: dict[int, list[TracedUnit]] = {}
+    for number, options in enumerate([{}, {"reading": Reading(num_workers=2, **FORK)}]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        journals = fed(run, folder, world_size=1, **options)
+        wanted[number] = [unit for step in range(STEPS) for unit in run.trace_step(step, journals=journals)]
+    assert wanted[0] == wanted[1]
+    loaders = [
+        Loader(run, micro_batch_size=1, ranks=Ranks(rank, 2), journal=tmp_path / "old-{rank}.bin") for rank in range(2)
+    ]
+    for loader in loaders:
+        list(islice(loader, 9))
+    state = merge_state_dicts([loader.state_dict() for loader in loaders])
+    torn = tmp_path / "old-0.bin"
+    torn.write_bytes(torn.read_bytes()[:-5])
+    alone = Loader(run, micro_batch_size=2, journal=torn)
+    alone.load_state_dict(state)
+    list(islice(alone, 2 * STEPS))
+    journals = sorted(tmp_path.glob("old-*.bin"))
+    assert [unit for step in range(STEPS) for unit in run.trace_step(step, journals=journals)] == wanted[0]
+    assert len(journals) == 2
+
+
+def test_what_is_not_known_is_said(places: list[Path], tmp_path: Path) -> None:
+    run = framed_made.framed_run("singles", places)
+    journals = fed(run, tmp_path)
+    with pytest.raises(StateError, match="ends before its unit"):
+        run.trace_step(5_000, journals=journals)
+    with pytest.raises(StateError, match="nothing of lane"):
+        run.trace_step(0, journals=journals[:1])
+    with pytest.raises(StateError, match="cannot be read"):
+        run.trace_step(0, journals=[tmp_path / "none.bin"])
+    (tmp_path / "text.bin").write_text("a text that is longer than a head")
+    with pytest.raises(StateError, match="is no journal"):
+        run.trace_step(0, journals=[tmp_path / "text.bin"])
+    with pytest.raises(ConfigError, match="the journal of another run, or none"):
+        Loader(run, micro_batch_size=1, journal=tmp_path / "text.bin")
+    other = framed_made.framed_run("packs", places)
+    with pytest.raises(StateError, match="of another run than the one"):
+        other.trace_step(0, journals=journals)
+    with pytest.raises(ConfigError, match="the journal of another run"):
+        Loader(other, micro_batch_size=1, journal=journals[0])
+    with pytest.raises(ConfigError, match="2 ranks would write one journal"):
+        Loader(run, micro_batch_size=1, ranks=Ranks(0, 2), journal=tmp_path / "one.bin")
+    with pytest.raises(ConfigError, match="no step -1"):
+        run.trace_step(-1, journals=journals)
+    with pytest.raises(ConfigError, match="rank 2"):
+        run.history(journals).step(0, topology=Topology(ranks=2, micro_batch_size=1), rank=2)
+    plain = Run(run.data.data, global_batch_size=4)
+    with pytest.raises(ConfigError, match="a journal is of the frames of a FramedRun"):
+        Loader(plain, micro_batch_size=1, journal=tmp_path / "plain.bin")
+    (tmp_path / "short.bin").write_bytes(journals[0].read_bytes()[:9])
+    Loader(run, micro_batch_size=4, journal=tmp_path / "short.bin")
+    assert (tmp_path / "short.bin").read_bytes() == journals[0].read_bytes()[:16], "begun anew"
+
+
+def test_lanes_that_have_ended(places: list[Path], tmp_path: Path) -> None:
+    run = framed_made.framed_run("singles", places[:1], samples=40)
+    loader = Loader(run, micro_batch_size=4, journal=tmp_path / "0.bin")
+    last = [batch["unit_numbers"].tolist() for batch in loader][-1]
+    step = max(last) // 4
+    assert [one.unit for one in run.trace_step(step, journals=[tmp_path / "0.bin"])] == last
+    assert run.trace_step(step + 1, journals=[tmp_path / "0.bin"]) == []
+
+
+def headrace(*arguments: Any) -> str:
+    done = CliRunner().invoke(main, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_command(places: list[Path], tmp_path: Path) -> None:
+    run = framed_made.framed_run("packs", places)
+    loader = Loader(run, micro_batch_size=4, journal=tmp_path / "0.bin")
+    list(islice(loader, 6))
+    run.save(tmp_path / "run.json", position=0, step=100)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    given = ("--run", tmp_path / "run.json", "--journal", tmp_path / "0.bin")
+    lines = headrace("trace", "step", 103, *given, "--ranks", 2, "--micro-batch-size", 1).splitlines()
+    assert lines[0].endswith("step 103: 4 units")
+    assert lines[1].split() == ["unit", "lane", "frame", "positions", "carried", "rank", "micro-step"]
+    assert lines[2].split()[:2] == ["12", "0"]
+    shown = headrace("trace", "step", 103, *given, "--samples", "--state", tmp_path / "state.json")
+    assert "yes" in shown
+    assert ".tar" in shown
+    found = json.loads(headrace("trace", "step", 103, *given, "--samples", "--json"))
+    units = msgspec.convert(found["units"], list[TracedUnit])
+    exact = run.trace_step(3, journals=[tmp_path / "0.bin"])
+    for one, other in zip(exact, units, strict=True):
+        assert {sample.position for sample in one.samples} <= {sample.position for sample in other.samples}
+    times = json.loads(headrace("trace", "sample", "d0", 6, *given, "--json"))
+    by_key = json.loads(headrace("trace", "sample", "d0", "0006", *given, "--json"))
+    assert (by_key["shown"], by_key["count"], by_key["key"]) == (times["shown"], times["count"], "0006")
+    assert times["shown"][0]["step"] >= 100
+    assert "time" in headrace("trace", "sample", "d0", 6, *given, "--no-data")
+    for arguments, message in [
+        (("step", 3, "--run", tmp_path / "run.json"), "this run is framed"),
+        (("sample", "d0", 6, *given, "--until-step", 4), "framed, which"),
+        (("step", 3, *given), "no step 3"),
+    ]:
+        done = CliRunner().invoke(main, ["trace", *map(str, arguments)])
+        assert done.exit_code != 0
+        assert message in (done.output + str(done.exception))
+    Run(run.data.data, global_batch_size=4).save(tmp_path / "plain.json")
+    done = CliRunner().invoke(
+        main, ["trace", "step", "3", "--run", str(tmp_path / "plain.json"), "--journal", str(tmp_path / "0.bin")]
+    )
+    assert "is not framed" in (done.output + str(done.exception))

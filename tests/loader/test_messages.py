@@ -1,0 +1,245 @@
+"""What workers hand over is the batch itself; memory of batches that are gone is used again."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import pickle
+from collections.abc import Iterator
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from headrace import Loader, MediaDataset, Order, Reading, Run
+from headrace.loader import messages
+from headrace.loader.blocks import Blocks
+from headrace.loader.messages import LARGE_BYTES, Message
+from headrace.loader.pace import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, Pace
+from headrace.loader.ragged import Cost
+from headrace.loader.spans import Span
+from headrace.samples.media import CaptioningSample, SampleDecoder, SourceInfo
+from headrace.stores import open as open_store
+from headrace.stores.tar.writer import TarWriter
+from media_made import encoded, pixels
+
+READINGS = [Reading(num_threads=0), Reading(num_threads=2), Reading(num_workers=2)]
+COUNT = 70
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """What is pickled for other processes is served to them by a thread, with which no test after these would fork."""
+    yield
+    resource_sharer.stop(timeout=10)
+
+
+def sent(batch: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = pickle.loads(ForkingPickler.dumps(Message(batch)))
+    return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return type(other) is torch.Tensor and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return (
+            type(one) is type(other)
+            and len(one) == len(other)
+            and all(alike(a, b) for a, b in zip(one, other, strict=True))
+        )
+    return type(one) is type(other) and bool(one == other)
+
+
+@pytest.mark.parametrize("size", [0, 3, LARGE_BYTES // 4 - 1, LARGE_BYTES // 4, LARGE_BYTES])
+def test_a_message_is_its_batch_again(size: int) -> None:
+    source = SourceInfo(dataset_path="d", index=3, shard_name="s.tar", file_names=("a.jpg", "a.txt"))
+    batch = {
+        "floats": torch.arange(size, dtype=torch.float32),
+        "expanded": torch.arange(3).expand(2, 3),
+        "half": torch.ones(4, dtype=torch.bfloat16),
+        "needs": torch.ones(2, requires_grad=True).detach(),
+        "texts": ["a", "b" * size],
+        "bytes": [b"x" * size, b""],
+        "inside": [torch.arange(5), {"deep": torch.arange(size)}],
+        "__sources__": [(source,), None],
+        "count": 7,
+    }
+    found = sent(batch)
+    assert alike(batch, found)
+    for name in ("floats", "expanded", "half"):
+        found[name] += 1  # theirs to change
+
+
+def test_a_source_is_itself_again() -> None:
+    source = SourceInfo(dataset_path="d", index="key", shard_name="s.tar", file_names=("a.jpg",))
+    again = pickle.loads(pickle.dumps(source))
+    assert again == source
+    assert type(again) is SourceInfo
+    assert hash(again) == hash(source)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "one.tar"
+    with TarWriter(path) as tar:
+        for number in range(COUNT):
+            # Most are alike, so that they are decoded beside each other; some batches have one that is not.
+            image = Image.fromarray(pixels(80 + (number == 20), 100, seed=number))
+            tar.add(f"{number:03d}", {"jpg": encoded(image, "JPEG"), "txt": b"text %d" % number})
+    return path
+
+
+def run_of(path: Path, form: str | None, *, crude: bool = False) -> Run:
+    decoder = None if form is None else SampleDecoder(image_decode=form)
+    if crude:
+        data = MediaDataset(open_store(path), decoder=decoder)
+    else:
+        fields = {"image": "jpg", "caption": "txt"}
+        data = MediaDataset(open_store(path), CaptioningSample, fields, decoder=decoder)
+    return Run(data, global_batch_size=4, order=Order(kind="none"), epochs=1)
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=["asked", "threads", "workers"])
+def test_batches_are_alike_however_they_are_read(pictures: Path, reading: Reading) -> None:
+    kinds = [(None, True), ("rgb8", False), ("torchrgb", False), ("chwrgb8", True), ("pil", False)]
+    # Processes are dear: of workers the two ways to hand over are looked at.
+    for form, crude in kinds[:3] if reading.num_workers else kinds:
+        run = run_of(pictures, form, crude=crude)
+        loader = Loader(run, micro_batch_size=4, reading=reading)
+        first = 0
+        held = []
+        for batch in loader:
+            held.append(batch)  # all at once: none may be in the memory of another
+        for batch in held:
+            positions = batch.pop("sample_positions").tolist()
+            assert positions == list(range(first, min(first + 4, COUNT)))
+            wanted = run.datasets[0].collate(run.datasets[0].__getitems__(positions))
+            wanted = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in wanted.items()}
+            assert batch.keys() == wanted.keys()
+            assert alike(wanted, {name: batch[name] for name in wanted})
+            first += 4
+        assert first >= COUNT
+        loader.close()
+
+
+def test_a_micro_batch_of_another_dtype_keeps_it(pictures: Path) -> None:
+    class Mixed(MediaDataset):
+        def samples(self, addresses: Any) -> list[Any]:
+            found = super().samples(addresses)
+            for address, sample in zip(addresses.tolist(), found, strict=True):
+                sample.image = (
+                    np.full(2, 0.5) if address // 4 % 2 else None if address // 4 % 3 else np.ones(3, np.uint8)
+                )
+            return found
+
+    data = Mixed(open_store(pictures), CaptioningSample, {"image": "jpg", "caption": "txt"}, decoder=None)
+    loader = Loader(Run(data, global_batch_size=4, order=Order(kind="none"), epochs=1), micro_batch_size=4)
+    kinds = [batch["image"].dtype if isinstance(batch["image"], torch.Tensor) else None for batch in loader]
+    wanted = [torch.float64 if at % 2 else None if at % 3 else torch.uint8 for at in range(len(kinds))]
+    assert kinds == wanted
+
+
+def test_memory_of_batches_that_are_gone_is_used_again(pictures: Path) -> None:
+    loader = Loader(run_of(pictures, "rgb8"), micro_batch_size=4, reading=Reading(num_threads=0))
+    pages = set()
+    for batch in itertools.islice(loader, 5):  # spans of one and two
+        kept = batch["image"][1, 2:4]
+        del batch
+    wanted = kept.clone()
+    for batch in loader:
+        pages.add(batch["image"].untyped_storage().data_ptr())
+        del batch
+        assert torch.equal(kept, wanted)  # a view of it holds a batch
+    assert len(pages) <= 12
+
+
+def test_blocks_have_one_holder() -> None:
+    blocks = Blocks()
+    first = blocks.take(1000)
+    assert blocks.take(1000) is not first
+    view = first[10:20].reshape(2, 5)
+    tensor = torch.from_numpy(view[1:])
+    begin = first.ctypes.data
+    del first, view
+    others = [blocks.take(1000) for _ in range(4)]
+    assert all(other.ctypes.data != begin for other in others)
+    del tensor
+    assert blocks.take(900).ctypes.data == begin  # large enough, and not twice too large
+    assert blocks.take(300).ctypes.data != begin
+    del others
+    gc.collect()
+    blocks.take(10)
+    assert len(blocks._blocks) <= 4  # and does not keep what nobody asks for
+
+
+def test_large_blocks_are_made_of_large_pages() -> None:
+    blocks = Blocks()
+    block = blocks.take(9_000_001)
+    assert len(block) == 9_000_001
+    assert block.ctypes.data % (2 << 20) == 0
+    block[:] = 7
+    begin = block.ctypes.data
+    held = block[5:].view(np.uint8).reshape(-1, 4)
+    del block
+    other = blocks.take(9_000_001)
+    assert other.ctypes.data != begin
+    del held
+    assert blocks.take(9_000_001).ctypes.data == begin
+
+
+def test_spans_of_tokens_double_up_to_their_bytes() -> None:
+    pace = Pace(4, SPAN_BYTES // 64)
+    assert [pace.take() for _ in range(6)] == [1, 2, 4, 8, 16, 16]
+    pace.learn(16, Cost(9.0, 1 << 40))  # of tokens that is no news
+    assert pace.take() == 16
+    assert [Pace(4, 1).take() for _ in range(2)] == [1, 1]
+    huge = Pace(4, SPAN_BYTES)
+    assert [huge.take() for _ in range(3)] == [1, 1, 1]
+
+
+def test_spans_of_media_grow_as_they_turn_out_to_be_small() -> None:
+    pace = Pace(16, None)
+    assert [pace.take() for _ in range(3)] == [1, 1, 1]
+    for _ in range(12):
+        taken = pace.take()
+        pace.learn(taken, Cost(taken * SPAN_SECONDS / 1000, taken * SPAN_BYTES // 1000))
+    assert pace.take() == SPAN_ROWS // 16
+    pace.learn(32, Cost(SPAN_SECONDS * 8, 0))  # slow ones: a quarter of a micro-batch would do
+    assert pace.take() == 4
+    pace.learn(4, Cost(0.0, SPAN_BYTES * 40))
+    assert pace.take() == 1
+    assert pace.take() == 1
+    # What was costly is forgotten by halves: each was ten times too much, which is less than one after four.
+    found = []
+    for _ in range(10):
+        pace.learn(pace.take(), Cost(0.0, 0))
+        found.append(pace.take())
+    assert found == [1, 1, 1, 1, 2, 4, 8, 16, 32, 32]
+    here = Pace(16, None, is_here=True)
+    for _ in range(9):
+        here.learn(here.take(), Cost(0.0, 0))
+    assert here.take() == SPAN_ROWS_HERE // 16
+    wide = Pace(SPAN_ROWS * 2, None)
+    wide.learn(1, Cost(0.0, 0))
+    assert wide.take() == 1
+
+
+def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_settle", lambda: None)  # this process is no worker
+    run = run_of(pictures, "rgb8")
+    located = run.locate(np.arange(8, dtype=np.int64))
+    message = messages.read_message(run, Span(located, [4, 4], [0, 1], [4, 8]))
+    image = message._batch["image"]
+    assert message._shared.found(image).is_shared()
+    assert message._shared.found(image).data_ptr() == image.data_ptr()
+    assert not message._shared.found(torch.ones(3)).is_shared()
+    found = pickle.loads(ForkingPickler.dumps(message))
+    assert torch.equal(found["image"], image)
