@@ -1,6 +1,6 @@
 """Processes that have their modules already: forked from one that has imported them, and nothing else.
 
-A worker of `prepare` takes 0.4 s of a core to import what it needs, a program with torch 1.5 s, and a session starts
+A worker of `prepare` takes 0.2 s of a core to import what it needs, a program with torch 1.5 s, and a session starts
 hundreds of them. Each begins here as a fresh interpreter would: its own arguments, environment, path, folder and
 descriptors, no thread, no pool, nothing of the process that asked. What a start itself does is tested with real ones
 (``tests/prepare/test_faults.py`` and the command line).

@@ -15,6 +15,7 @@ import pytest
 import killing
 from headrace.errors import OutputError, StoreError
 from headrace.stores import check_arrays, find_arrays, keep_arrays, kept_name
+from headrace.testing.damage import other_byte
 
 META = b'{"what": "numbers", "of": 3}'
 ARRAYS = {
@@ -131,9 +132,8 @@ def test_check_finds_every_flipped_bit_of_an_array(kept: Path, name: str) -> Non
     path = kept / "n" / f"{name}.npy"
     content = path.read_bytes()
     for at in range(len(content)):
-        path.write_bytes(content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :])
-        assert check_arrays(kept, "n") == [f"{path}: the xxh3_128 is not the one that was written"]
-    path.write_bytes(content)
+        with other_byte(path, at, content[at] ^ (1 << at % 8)):
+            assert check_arrays(kept, "n") == [f"{path}: the xxh3_128 is not the one that was written"]
     assert is_whole(kept)
 
 
@@ -142,13 +142,12 @@ def test_a_flipped_bit_of_the_list_changes_nothing_unseen(kept: Path) -> None:
     path = kept / "n" / "kept.json"
     content = path.read_bytes()
     for at in range(len(content)):
-        path.write_bytes(content[:at] + bytes([content[at] ^ (1 << at % 6)]) + content[at + 1 :])
-        try:
-            seen = not is_whole(kept)
-        except (StoreError, AssertionError) as error:
-            seen = isinstance(error, StoreError)
-        assert seen or json.loads(path.read_bytes()) == json.loads(content), f"bit {at % 6} of byte {at}"
-    path.write_bytes(content)
+        with other_byte(path, at, content[at] ^ (1 << at % 6)):
+            try:
+                seen = not is_whole(kept)
+            except (StoreError, AssertionError) as error:
+                seen = isinstance(error, StoreError)
+            assert seen or json.loads(path.read_bytes()) == json.loads(content), f"bit {at % 6} of byte {at}"
     assert is_whole(kept)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import headrace.stores as stores
 from headrace.errors import StoreError
+from headrace.testing.damage import other_byte
 from headrace.testing.indexed import write_raw
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "indexed"
@@ -97,10 +98,11 @@ def exercise(prefix: Path, reader: str) -> None:
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 def test_every_byte_of_the_index_changed(tmp_path: Path, reader: str) -> None:
     (tmp_path / "x.bin").write_bytes(BIN)
+    (tmp_path / "x.idx").write_bytes(IDX)
     for at in range(len(IDX)):
         for value in (0, 1, 0x7F, 0x80, 0xFF, IDX[at] ^ 1):
-            (tmp_path / "x.idx").write_bytes(IDX[:at] + bytes([value]) + IDX[at + 1 :])
-            exercise(tmp_path / "x", reader)
+            with other_byte(tmp_path / "x.idx", at, value):
+                exercise(tmp_path / "x", reader)
 
 
 small = st.integers(-3, 12) | st.sampled_from([-(2**63), 2**63 - 1, 2**62, 2**31, -(2**31)])

@@ -13,6 +13,7 @@ import headrace.stores as stores
 from headrace.errors import StoreError
 from headrace.stores.store import Store
 from headrace.stores.tnt import TntStore
+from headrace.testing.damage import other_byte
 from headrace.testing.stores import StoreContract
 from headrace.testing.strategies import Documents
 
@@ -143,16 +144,17 @@ def test_every_byte_changed(tmp_path: Path, idx: bytes) -> None:
     """A StoreError is the one right answer to bad bytes."""
     dialect: Any = None if idx is IDX else "fairseq"
     (tmp_path / "x.bin").write_bytes(BIN)
+    (tmp_path / "x.idx").write_bytes(idx)
     refused = 0
     for at in range(len(idx)):
         for value in (0, 0x7F, 0xFF, idx[at] ^ 1):
-            (tmp_path / "x.idx").write_bytes(idx[:at] + bytes([value]) + idx[at + 1 :])
-            try:
-                store = stores.open(tmp_path / "x", dialect=dialect)
-                list(store.check(vocab_size=100))
-                for number in range(min(4, len(store))):
-                    store.document(number)
-                store.find_documents(np.arange(store.num_tokens))
-            except StoreError:
-                refused += 1
+            with other_byte(tmp_path / "x.idx", at, value):
+                try:
+                    store = stores.open(tmp_path / "x", dialect=dialect)
+                    list(store.check(vocab_size=100))
+                    for number in range(min(4, len(store))):
+                        store.document(number)
+                    store.find_documents(np.arange(store.num_tokens))
+                except StoreError:
+                    refused += 1
     assert refused > 300

@@ -202,15 +202,31 @@ class EncoderPipeline:
                 f" ({sample!r:.80}); it returns lists of the very samples that it gets"
             ) from None
 
-    def pack(self, samples: Sequence[Output]) -> list[Output]:
+    def pack(
+        self, samples: Sequence[Output], on_failure: Callable[[int, HookFailure], None] | None = None
+    ) -> list[Output]:
         """Chosen samples as packs, mostly one; each sample goes through ``postencode_sample`` first.
+
+        Args:
+            samples: encoded ones, at least one.
+            on_failure: takes the number of a sample that fails there, and how; if it returns, the pack does without,
+                as long as another sample is left. None: the failure is raised.
 
         Raises:
             HookFailure: a hook failed.
         """
         hook = self.hooks["pack_selected_samples"]
         with self:
-            inner = [self._postencoded(one) if self._after.is_overridden else one.sample for one in samples]
+            inner = []
+            for number, one in enumerate(samples):
+                try:
+                    inner.append(self._postencoded(one) if self._after.is_overridden else one.sample)
+                except HookFailure as failure:
+                    if on_failure is None:
+                        raise
+                    on_failure(number, failure)
+                    if not inner and number + 1 == len(samples):
+                        raise
             place = samples[0].place
             made = self._outputs(hook, "pack_selected_samples", place, inner)
             return [Output(place._replace(part=number), one) for number, one in enumerate(made)]

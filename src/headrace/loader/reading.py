@@ -33,7 +33,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         num_workers: processes of torch's ``DataLoader``.
         prefetch: spans kept ready, a thread or worker: about 4 MiB each, and of media no more than are read in 20 ms.
             None: 1 of threads, 2 of workers.
-        pin_memory: None pins when CUDA is there.
+        pin_memory: None pins when CUDA is there; True is an error of the loader where torch cannot.
         start_method: how workers start; None forks where that is safe, which it is not with CUDA, communication between
             ranks or other threads, and else takes ``"forkserver"`` (``"spawn"`` where there is none): datasets and the
             functions in them then have to pickle, and a script needs ``if __name__ == "__main__"``.

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, StoreError
 from headrace.stores.store import Store
+from headrace.testing.damage import other_byte
 from headrace.testing.strategies import Documents, numbered_documents
 
 LENGTHS = [0, 0, 3, 1, 0, 20, 7, 0, 5, 300, 2, 0]
@@ -351,14 +352,9 @@ class StoreContract:
         assert files
         for file in files:
             content = file.read_bytes()
-            # In place: a file system may wait for the disk where a file is emptied and written again.
-            with file.open("r+b", buffering=0) as damaged:
-                for at in range(len(content)):
-                    damaged.seek(at)
-                    damaged.write(bytes([content[at] ^ (1 << at % 8)]))
+            for at in range(len(content)):
+                with other_byte(file, at, content[at] ^ (1 << at % 8)):
                     assert self._is_found_at_fault(path), f"{file.name}: bit {at % 8} of byte {at}"
-                    damaged.seek(at)
-                    damaged.write(content[at : at + 1])
             assert file.read_bytes() == content
         assert list(self.open(path).check()) == []
 

@@ -313,3 +313,54 @@ def test_each_name_can_be_the_first_that_is_imported(name: str) -> None:
     code = f"from {package} import {name}"
     ended = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+class LateFaults(TaskEncoder[Any, Any, Any, Any]):
+    """Packs of three neighbours, of which some show only then that they cannot be made, or are not wanted."""
+
+    def __init__(self, bad: tuple[int, ...], skipped: tuple[int, ...] = ()) -> None:
+        self.bad, self.skipped = bad, skipped
+
+    @stateless
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[at : at + 3] for at in range(0, len(samples), 3)]
+
+    @stateless
+    def postencode_sample(self, sample: Any) -> Any:
+        if sample["n"] in self.bad:
+            raise ValueError("no such picture")
+        if sample["n"] in self.skipped:
+            raise SkipSample
+        return sample
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"n": [sample["n"] for sample in samples]}
+
+
+def test_what_fails_after_the_selection_is_left_out_of_its_pack(whole: MediaDataset) -> None:
+    encoder = LateFaults(bad=(0, 4), skipped=(1, 8))
+    framed = Framed(whole, encoder, frame_positions=12, errors=SUBSTITUTE)
+    assert [unit["n"] for unit in units(framed)] == [[2], [3, 5], [6, 7], [9, 10, 11]]
+    reader = FramedRun(framed, global_batch_size=1, epochs=1, order=IN_ORDER).reader()
+    reader.samples([0])
+    assert [(fault.index, fault.hook, fault.position) for fault in reader.faults.faults] == [
+        (0, "postencode_sample", 0)
+    ]
+    reader.samples(range(1, 4))
+    assert [fault.index for fault in reader.faults.faults] == [0, 4]
+
+
+def test_a_pack_without_samples_is_an_error(whole: MediaDataset) -> None:
+    """As is the first fault where no other policy is said, and one that is no sample's."""
+    for encoder, errors, wanted in [
+        (LateFaults(bad=(3, 4, 5)), SUBSTITUTE, "no such picture"),
+        (LateFaults(bad=(4,)), None, "no such picture"),
+        (LateFaults(bad=(), skipped=(3, 4, 5)), SUBSTITUTE, "whose place is settled"),
+    ]:
+        reader = FramedRun(
+            Framed(whole, encoder, frame_positions=12, errors=errors), global_batch_size=1, epochs=1, order=IN_ORDER
+        ).reader()
+        assert reader.samples([0])[0]["n"] == [0, 1, 2]
+        with pytest.raises((ValueError, ConfigError), match=wanted):
+            reader.samples([1])

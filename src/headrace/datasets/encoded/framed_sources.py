@@ -12,7 +12,7 @@ from headrace.datasets.encoded.batches import raised
 from headrace.datasets.encoded.framed_keys import OutputKey, PackKey, output_key, pack_key
 from headrace.datasets.encoded.keys import keyed, restore_key_of
 from headrace.datasets.encoded.samples import Media, SampleEncoder
-from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure
+from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure, at_positions
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray
@@ -121,19 +121,37 @@ class FramedSources:
         """The sample of an output, with its restore key."""
         return keyed(one.output.sample, self.key(one), self._kind)
 
-    def packs(self, items: Sequence[Made]) -> list[Output]:
-        """Outputs as packs, mostly one; none where a generator skips them.
+    def packs(self, items: Sequence[Made], positions: Sequence[int] = ()) -> tuple[list[Output], FaultLog]:
+        """Outputs as packs, mostly one, and what failed; no packs where a generator skips them.
+
+        By the policy "substitute" a sample that fails in ``postencode_sample`` is left out of its pack: that it comes
+        into this one is settled, and another one might not fit. `SkipSample` there leaves it out, too, and is no fault.
+
+        Args:
+            items: of one selection.
+            positions: theirs in the run, where faults are to name them.
 
         Raises:
-            ConfigError: `SkipSample` elsewhere.
+            ConfigError: `SkipSample` in ``pack_selected_samples``, or of all samples of a pack.
+            SampleError: none of the samples of a pack can be made; what hooks raise.
         """
+        faults = FaultLog()
+
+        def without(number: int, failure: HookFailure) -> None:
+            if isinstance(failure.error, SkipSample):
+                return
+            encoder, one = self.encoders[items[number].source], items[number].output
+            encoder.faults = faults
+            with at_positions(np.array(positions[number : number + 1], dtype=np.int64)):
+                encoder.left_out(failure, one.place.position)
+
         try:
-            return self.pipeline.pack([one.output for one in items])
+            return self.pipeline.pack([one.output for one in items], without), faults
         except HookFailure as failure:
             where = f"the pack that begins with {self.key(items[0])!r}"
             if isinstance(failure.error, SkipSample):
                 if failure.hook.name == "pack_selected_samples" and failure.hook.is_generator:
-                    return []
+                    return [], faults
                 raise ConfigError(
                     f"SkipSample in {failure.hook.name} of {self._kind}: {where}, of {len(items)} samples, whose place"
                     " is settled; skip samples in preencode_sample, or write pack_selected_samples as a generator,"
@@ -151,7 +169,7 @@ class FramedSources:
         if isinstance(key, OutputKey):
             return self.marked(items[0])
         keys = [self.key(one) for one in items]
-        packs = self.packs(items)
+        packs, _ = self.packs(items)
         if not 0 <= key.part < len(packs):
             raise ConfigError(f"a restore key is of pack {key.part}, and there are now {len(packs)} of {keys}")
         return keyed(packs[key.part].sample, pack_key(keys, key.part), self._kind)

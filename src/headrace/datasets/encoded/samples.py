@@ -136,6 +136,15 @@ class SampleEncoder:
         with self.pipeline:
             return [make() for make in self.makers(addresses)]
 
+    def left_out(self, failure: HookFailure, address: int) -> None:
+        """Count a sample that failed after its place was settled, and that is left out there; or raise, by the policy.
+
+        Raises:
+            SampleError, and what hooks raise: the policy is to raise, or the fault is not of the sample.
+        """
+        index = int(self.indices(np.array([address], dtype=np.int64))[0])
+        self._count(failure, address, index, 0, [])
+
     def _made_alone(self, index: int) -> Any:
         return self.dataset.makers(np.array([index], dtype=np.int64))[0]()
 

@@ -308,7 +308,8 @@ class UnitReader:
     def _packs(self, pairs: Sequence[Pair], *, keep: bool) -> list[Any]:
         items = self._items(pairs, keep=keep)
         keys = [self.sources.key(one) for one in items]
-        packs = self.sources.packs(items)
+        packs, faults = self.sources.packs(items, [position for position, _ in pairs])
+        self.faults.merge(faults)
         return [keyed(pack.sample, pack_key(keys, number), self._kind) for number, pack in enumerate(packs)]
 
     def _count(self, items: Items, packs: Sequence[IntArray]) -> list[int]:
