@@ -19,7 +19,7 @@ from PIL import Image
 from headrace import Loader, MediaDataset, Order, Reading, Run
 from headrace.loader import messages
 from headrace.loader.blocks import Blocks
-from headrace.loader.messages import LARGE_BYTES, Message
+from headrace.loader.messages import LARGE_BYTES, Message, dumped
 from headrace.loader.pace import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, Pace
 from headrace.loader.ragged import Cost
 from headrace.loader.spans import Span
@@ -42,6 +42,31 @@ def _no_thread_is_left() -> Iterator[None]:
 def sent(batch: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = pickle.loads(ForkingPickler.dumps(Message(batch)))
     return found
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(7),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.zeros(1).expand(4),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.ones(2, requires_grad=True),
+        torch.zeros(0, 3),
+        torch.arange(LARGE_BYTES, dtype=torch.uint8),
+        torch.tensor(3),
+    ],
+    ids=["plain", "turned", "expanded", "bfloat16", "grad", "empty", "large", "scalar"],
+)
+def test_a_tensor_anywhere_in_a_message(tensor: torch.Tensor) -> None:
+    """Samples of a framed run are handed over as they are, with tensors within."""
+    message = [("a", {"within": [tensor]}), tensor]
+    found = pickle.loads(dumped(message))
+    for one in (found[0][1]["within"][0], found[1]):
+        assert alike(one, tensor)
+        assert one.requires_grad == tensor.requires_grad
+    if tensor.is_leaf and not tensor.requires_grad:
+        found[1].fill_(1)
 
 
 def alike(one: Any, other: Any) -> bool:

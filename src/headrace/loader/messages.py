@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.multiprocessing.reductions import reduce_tensor
 
 from headrace.datasets import Run
 from headrace.loader.spans import Batch, Span, read
@@ -92,12 +93,6 @@ class _Large(NamedTuple):
     number: int
 
 
-class _Small(NamedTuple):
-    """In the place of a tensor that does: what is in it."""
-
-    array: NDArray[Any]
-
-
 class Message:
     """A batch that becomes itself again when it is unpickled."""
 
@@ -110,32 +105,35 @@ class Message:
         rest: dict[str, Any] = {}
         for name, value in self._batch.items():
             rest[name] = value
-            if type(value) is not torch.Tensor:
-                continue
-            if value.nbytes >= LARGE_BYTES:
+            if type(value) is torch.Tensor and value.nbytes >= LARGE_BYTES:
                 rest[name] = _Large(len(large))
                 large.append(self._shared.found(value))
-            elif (array := _array(value)) is not None:
-                rest[name] = _Small(array)
-        pickled = _pickled(rest)
+        pickled = dumped(rest)
         return _batch, (pickled if len(pickled) < LARGE_BYTES else self._shared.copy(pickled), large)
 
 
-def _array(tensor: torch.Tensor) -> NDArray[Any] | None:
-    try:
-        array: NDArray[Any] = tensor.numpy()
-    except (TypeError, RuntimeError):  # of a dtype or a kind that NumPy has not
-        return None
-    return array
-
-
-def _pickled(rest: dict[str, Any]) -> bytes:
+def dumped(message: Any) -> bytes:
+    """What is to be handed to another process, pickled: small tensors as bytes, wherever in it they are."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL)
     # As that of multiprocessing, but without a step of the interpreter for each object.
-    pickler.dispatch_table = {**copyreg.dispatch_table, **ForkingPickler._extra_reducers}  # type: ignore[attr-defined]
-    pickler.dump(rest)
+    pickler.dispatch_table = {
+        **copyreg.dispatch_table,
+        **ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
+        torch.Tensor: _reduced,
+    }
+    pickler.dump(message)
     return stream.getvalue()
+
+
+def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.nbytes < LARGE_BYTES:
+        try:
+            return torch.from_numpy, (tensor.numpy(),)
+        except (TypeError, RuntimeError):  # of a dtype or a kind that NumPy has not
+            pass
+    found: tuple[Any, ...] = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _batch(pickled: bytes | torch.Tensor, large: list[torch.Tensor]) -> Batch:
@@ -143,6 +141,4 @@ def _batch(pickled: bytes | torch.Tensor, large: list[torch.Tensor]) -> Batch:
     for name, value in batch.items():
         if type(value) is _Large:
             batch[name] = large[value.number]
-        elif type(value) is _Small:
-            batch[name] = torch.from_numpy(value.array)
     return batch

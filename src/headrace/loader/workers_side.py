@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import forkserver, parent_process
-from multiprocessing.reduction import ForkingPickler
 from time import sleep
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +21,7 @@ from torch.utils.data import Dataset
 
 from headrace.datasets.watched import watch_samples
 from headrace.errors import WorkerError
+from headrace.loader.messages import dumped
 from headrace.loader.workers_table import State, Table, TraceFile
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -131,7 +131,7 @@ class Side(Dataset[Any]):
         table.write(worker, State.READING, number)
         message: Any
         try:
-            message = _Pickled(bytes(ForkingPickler.dumps(self._read(task))))
+            message = _Pickled(dumped(self._read(task)))
         except Exception as error:
             message = _failed(error, worker)
         table.write(worker, State.WAITING, number)
