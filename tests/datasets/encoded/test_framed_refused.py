@@ -272,6 +272,12 @@ def test_what_runs_and_recipes_say(whole: MediaDataset) -> None:
     ):
         assert line in text
     assert "every sample is encoded 2.00 times" in text
+    counted = run.first_frames(num_frames=2)
+    assert counted.num_frames == 1, "lane 0 has one frame"
+    assert counted.num_items == 6
+    assert run.describe(num_frames=2).endswith(
+        f"1 frames: 6 items in {counted.num_units} units; 0 carried on, at most 0"
+    )
     named = {
         "each output is a unit": of(Several()),
         "a batch of one group, of its own size": of(Grouped()),

@@ -20,7 +20,7 @@ from headrace.datasets.trace_answers import Times, TracedUnit
 from headrace.datasets.trace_history import SHOWN
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, IntArray, Order, Recipe
-from headrace.plan.framed import FRAMED_FORMAT, Framing, Lanes, LaneState, beginning, serving
+from headrace.plan.framed import FRAMED_FORMAT, Figures, Framing, Lanes, LaneState, beginning, serving
 
 if TYPE_CHECKING:
     from headrace.datasets.trace_framed import FramedHistory
@@ -220,8 +220,19 @@ class FramedRun:
         """
         return self.history(journals).sample(source, index, limit=limit)
 
-    def describe(self, *, world_size: int | None = None, micro_batch_size: int = 1) -> str:
-        """The mix as a tree, then what units are; with ``world_size``, what sharing lanes costs the ranks."""
+    def first_frames(self, num_frames: int = 4) -> Figures:
+        """What the first frames of lane 0 give: how full units are, and what is carried on. Encodes their samples."""
+        reader = self.reader()
+        number = 0
+        while reader.figures.frames.num_frames < num_frames and reader.look(number) is not None:
+            number += self.lanes.num_lanes
+        return reader.figures.frames
+
+    def describe(self, *, world_size: int | None = None, micro_batch_size: int = 1, num_frames: int = 0) -> str:
+        """The mix as a tree, then what units are.
+
+        With ``world_size``, what sharing lanes costs the ranks; with ``num_frames``, what `first_frames` gives.
+        """
         lines = sources_outline(self.stream.plan, self.stream.datasets)
         lines.append(f"units: {self.data.describe()}")
         pieces = [f"{size:,} units from step {step:,}" for step, size in self.schedule.pieces]
@@ -238,6 +249,8 @@ class FramedRun:
                 for _, size in self.schedule.pieces
             }
             lines += [f"{world_size:,} ranks: {line}" for line in dict.fromkeys(costs.values())]
+        if num_frames:
+            lines.append(self.first_frames(num_frames).describe(getattr(self.framing.form, "max_length", None)))
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -70,6 +70,14 @@ class Figures:
         """Tokens a unit over its room."""
         return self.num_tokens / (self.num_units * max_length) if self.num_units else 0.0
 
+    def describe(self, max_length: int | None = None) -> str:
+        """One line; with the length of packs, how full they are."""
+        fill = "" if max_length is None else f", {100 * self.fill(max_length):.2f} % full"
+        return (
+            f"{self.num_frames:,} frames: {self.num_items:,} items in {self.num_units:,} units{fill}; "
+            f"{self.carried / max(1, self.num_frames):,.0f} carried on, at most {self.most_carried:,}"
+        )
+
 
 def _tokens(items: Items) -> int:
     return 0 if items.lengths is None else int(items.lengths.sum())
