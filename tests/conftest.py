@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ import warm
 # The few cases of `make test` are always the same ones, so that a red run can be repeated; the full counts are drawn.
 settings.register_profile("headrace", derandomize=not counts.FULL, print_blob=True)
 settings.load_profile("headrace")
+
+# A job in the background ignores Ctrl-C, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,11 @@ class Warm:
     """
 
     def __init__(self, modules: list[str], options: tuple[str, ...] = ()) -> None:
+        self._command = (options, modules)
+        self._begin()
+
+    def _begin(self) -> None:
+        options, modules = self._command
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {
             **os.environ,
@@ -83,6 +88,7 @@ class Warm:
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # what is sent to the group of the tests is not for it
             )
 
     def close(self) -> None:
@@ -100,6 +106,10 @@ class Warm:
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
         descriptors = [output, errors, *([passed] if passed >= 0 else [])]
+        if self._process.poll() is not None:
+            # Ended by one of the tests in between, some of which kill what they find.
+            self._socket.close()
+            self._begin()
         # Its own parent ends at once, and for that moment we are the one that orphans go to.
         with _subreaper():
             socket.send_fds(self._socket, [json.dumps(asked).encode()], descriptors)

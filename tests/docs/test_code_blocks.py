@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +98,16 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("warm_workers")
+@pytest.fixture
+def _own_modules(tmp_path: Path) -> Iterator[None]:
+    """What blocks import from their folder is not for the tests after them."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.usefixtures("warm_workers", "_own_modules")
 @pytest.mark.parametrize("file", [file for file in FILES if blocks(file)])
 def test_blocks(
     file: str,
