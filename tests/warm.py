@@ -31,7 +31,9 @@ import pytest
 
 _SUBREAPER = 36
 _STEP_S = 0.001
-_SERVE = "import sys; sys.path.insert(0, sys.argv[1]); import warm; warm.serve(int(sys.argv[2]), sys.argv[3:])"
+_SERVE = "import sys; sys.path.insert(0, sys.argv[1]); import warm; warm.serve(int(sys.argv[2]))"
+_MODULES = "HEADRACE_WARM_MODULES"
+"""Not among the arguments: by these, tests find the workers of `prepare`."""
 
 
 class Started:
@@ -69,22 +71,18 @@ class Warm:
     """
 
     def __init__(self, modules: list[str], options: tuple[str, ...] = ()) -> None:
-        self._command = (options, modules)
-        self._begin()
-
-    def _begin(self) -> None:
-        options, modules = self._command
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
             "OMP_NUM_THREADS": "1",
             "RAYON_NUM_THREADS": "1",
+            _MODULES: " ".join(modules),
         }
         here = str(Path(__file__).parent)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", *options, "-c", _SERVE, here, str(theirs.fileno()), *modules],
+                [sys.executable, "-P", *options, "-c", _SERVE, here, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -106,10 +104,6 @@ class Warm:
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
         descriptors = [output, errors, *([passed] if passed >= 0 else [])]
-        if self._process.poll() is not None:
-            # Ended by one of the tests in between, some of which kill what they find.
-            self._socket.close()
-            self._begin()
         # Its own parent ends at once, and for that moment we are the one that orphans go to.
         with _subreaper():
             socket.send_fds(self._socket, [json.dumps(asked).encode()], descriptors)
@@ -148,9 +142,9 @@ def _subreaper() -> Iterator[None]:
         libc.prctl(_SUBREAPER, 0, 0, 0, 0)
 
 
-def serve(descriptor: int, modules: list[str]) -> None:
+def serve(descriptor: int) -> None:
     """Import, then fork whenever asked, until the asking process hangs up."""
-    for name in modules:
+    for name in os.environ[_MODULES].split():
         importlib.import_module(name)
     with socket.socket(fileno=descriptor) as asking:
         while True:

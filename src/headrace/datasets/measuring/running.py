@@ -81,8 +81,8 @@ def measure(
     if found is None:
         try:
             found = _made(measuring, work, place, workers, on_samples)
-        except (OutputError, StoreError):
-            # Another process that measures the same may have been faster, and has cleared up.
+        except (OutputError, StoreError, OSError):
+            # Another one that measures the same may have been faster, and has cleared up under our hands.
             found = MeasuredFacts.find(place)
             if found is None:
                 raise
