@@ -34,7 +34,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         delivered: samples; of a `FramedRun` units.
-        substituted: how many samples another one stands in for, by ``"DecodeError in read"``.
+        substituted: how many samples another one stands in for, by ``"DecodeError in read"``; of packs also those that
+            are left out of theirs.
     """
 
     delivered: int
