@@ -61,7 +61,10 @@ def sent(batch: dict[str, Any]) -> dict[str, Any]:
 def test_a_tensor_anywhere_in_a_message(tensor: torch.Tensor) -> None:
     """Samples of a framed run are handed over as they are, with tensors within."""
     message = [("a", {"within": [tensor]}), tensor]
-    found = pickle.loads(dumped(message))
+    data = dumped(message)
+    as_bytes = tensor.nbytes < LARGE_BYTES and tensor.dtype != torch.bfloat16 and not tensor.requires_grad
+    assert (b"rebuild_tensor" in data) != as_bytes, "small ones are not sent through shared memory"
+    found = pickle.loads(data)
     for one in (found[0][1]["within"][0], found[1]):
         assert alike(one, tensor)
         assert one.requires_grad == tensor.requires_grad
