@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import MeasuredDataset, MeasuredFacts, Packing, measure
+from headrace.testing.damage import other_byte
 from measured_made import Grouped, Packed, numbers, opened
 
 
@@ -60,11 +61,32 @@ def test_check_reads_every_byte(run: Any, flawed: Path, tmp_path: Path) -> None:
     data[-1] ^= 1
     groups.write_bytes(data)
     broken = run("check", facts.path)
-    assert (broken.exit_code, broken.stdout) == (1, f"{groups}: the xxh3_128 is not the one that was written\n")
+    assert (broken.exit_code, broken.stdout) == (
+        1,
+        f"{groups}: damaged: the xxh3_128 is not the one that was written\n",
+    )
     assert json.loads(run("check", facts.path, "--json").stdout)["problems"] == [broken.stdout.strip()]
+    assert run("info", facts.path).exit_code == 4
+    data[-1] ^= 1
+    groups.write_bytes(data)
     shown = run("info", facts.path).stdout
     assert "  outputs  batches of        group\n" in shown
     assert '["group",3]' in shown
+
+
+def test_check_of_facts_finds_a_flipped_bit_of_the_header(run: Any, flawed: Path, tmp_path: Path) -> None:
+    """Also where the bit is of the words by which facts are told from plans."""
+    facts = measure(opened(flawed, Grouped(1)), Grouped(1), folder=tmp_path)
+    kept = facts.path / "kept.json"
+    data = kept.read_bytes()
+    places = [data.index(word) + at for word in (b"headrace.facts", b"is_good", b"headrace.kept") for at in (0, 3)]
+    for at in [0, *places, len(data) - 2]:
+        with other_byte(kept, at, data[at] ^ 4):
+            broken = run("check", facts.path)
+            assert (broken.exit_code, broken.stdout.count("\n")) == (1, 1)
+            assert broken.stdout.startswith(f"{kept}: ")
+            assert run("info", facts.path).exit_code == 4
+    assert run("check", facts.path).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 
 import corpora
 import headrace
@@ -23,7 +23,7 @@ from headrace import ConfigError, OutputError, PackedSequenceDataset, Packing, S
 from headrace.datasets import pack_plans
 from headrace.datasets.pack_plans import StoreLengths, cache_folder, make_plan, plan_name
 from headrace.plan.packing import PackPlan
-from headrace.stores import Store, check_arrays
+from headrace.stores import Store, check_arrays, keep_arrays
 
 PACKINGS = [
     Packing(max_seq_len=20, over_long="split"),
@@ -200,40 +200,51 @@ def test_no_home(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_torn_plan_is_refused_by_name(cached: Path, store: Store, asked: bool) -> None:
+def test_a_torn_plan_is_made_anew_with_a_warning(
+    cached: Path, store: Store, planned: list[Packing], asked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = {"plan_folder": cached} if asked else {}
+    wanted = PackedSequenceDataset(store, PACKINGS[1], plan_folder=cached / "another")  # it stays mapped
     PackedSequenceDataset(store, PACKINGS[1], **folder)  # type: ignore[arg-type]
     place = cached / plan_name(store, PACKINGS[1])
     for path in sorted(place.iterdir()):
         content = path.read_bytes()
-        for damage in (content[: len(content) // 2], content[:-1] if path.suffix == ".npy" else b"{}", b""):
+        flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+        header = content.replace(b"'shape': (", b"'shape': ((") if path.suffix == ".npy" else b"{}"
+        for damage in (content[: len(content) // 2], flipped, header, b""):
             path.write_bytes(damage)
-            with pytest.raises(StoreError, match=rf"{path}: .*remove {place}, it is made anew"):
-                PackedSequenceDataset(store, PACKINGS[1], **folder)  # type: ignore[arg-type]
-        path.write_bytes(content)
-    assert len(PackedSequenceDataset(store, PACKINGS[1], **folder))  # type: ignore[arg-type]
+            caplog.clear()
+            planned.clear()
+            assert same(wanted, PackedSequenceDataset(store, PACKINGS[1], **folder))  # type: ignore[arg-type]
+            assert planned == [PACKINGS[1]]
+            (record,) = caplog.records
+            assert record.levelname == "WARNING"
+            assert record.getMessage().startswith(f"{path}: ")
+            assert record.getMessage().endswith("it is made anew")
+            assert path.read_bytes() == content
+    planned.clear()
+    assert same(wanted, PackedSequenceDataset(store, PACKINGS[1], **folder))  # type: ignore[arg-type]
+    assert not planned
 
 
 def test_a_plan_that_says_something_else(cached: Path, store: Store) -> None:
-    """Its meta is of another store, or not what this version knows."""
-    PackedSequenceDataset(store, PACKINGS[0])
-    place = cached / plan_name(store, PACKINGS[0])
-    kept = json.loads((place / "kept.json").read_text())
-    meta = json.loads(kept["meta"])
+    """Whole, and of another store, or not what this version knows: nobody's damage, but a defect of somebody."""
+    arrays = PackedSequenceDataset(store, PACKINGS[0]).plan.arrays
+    name = plan_name(store, PACKINGS[0])
+    meta = json.loads(json.loads((cached / name / "kept.json").read_text())["meta"])
 
     def say(other: dict[str, Any]) -> None:
-        text = json.dumps(other)
-        sums = {"meta": text, "meta_xxh3_128": xxhash.xxh3_128_hexdigest(text.encode())}
-        (place / "kept.json").write_text(json.dumps({**kept, **sums}))
+        shutil.rmtree(cached / name)
+        keep_arrays(cached, name, arrays, json.dumps(other).encode())
 
     say(meta)
     assert len(PackedSequenceDataset(store, PACKINGS[0]))
     say({**meta, "num_documents": 41})
-    with pytest.raises(StoreError, match=r"41 documents .* has 40 of .*Remove it, it is made anew"):
+    with pytest.raises(StoreError, match=r"41 documents .* has 40 of .*; remove it, it is made anew"):
         PackedSequenceDataset(store, PACKINGS[0])
     for other in ({}, {**meta, "unknown": 1}, {**meta, "packing": {"max_seq_len": 0}}):
         say(other)
-        with pytest.raises(StoreError, match=rf"{place}: damaged: .*remove it, it is made anew"):
+        with pytest.raises(StoreError, match=rf"{cached / name}: .*remove it, it is made anew"):
             PackedSequenceDataset(store, PACKINGS[0])
 
 

@@ -67,11 +67,11 @@ def command(
     index.sqlite, keys that are there twice, split files; with --decode every part. Of a metadataset, a .yaml: what it
     says, its joins, and every dataset below once.
     """
-    from headrace.cli.measured_facts import check_measured, find_measured
+    from headrace.cli.measured_facts import check_kept
 
-    facts = find_measured(path)
-    if facts is not None:
-        if not check_measured(facts, quiet=quiet, as_json=as_json):
+    is_whole = check_kept(path, quiet=quiet, as_json=as_json)
+    if is_whole is not None:
+        if not is_whole:
             ctx.exit(FAULTY)
         return
     named = [name for name in ctx.params if is_given(ctx, name)]

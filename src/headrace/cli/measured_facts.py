@@ -18,8 +18,13 @@ MAX_GROUPS = 10
 
 def find_measured(path: str) -> MeasuredFacts | None:
     """The facts in a folder; None where something else is there, or nothing. Raises StoreError: they are damaged."""
-    kept = Path(path) / "kept.json"
-    if not kept.is_file() or b"headrace.facts" not in kept.read_bytes():
+    place = Path(path).absolute()
+    if not (place / "kept.json").is_file():
+        return None
+    from headrace.stores import find_arrays
+
+    found = find_arrays(place.parent, place.name)
+    if found is None or b"headrace.facts" not in found[1]:
         return None
     from headrace.datasets import MeasuredFacts
 
@@ -36,16 +41,31 @@ def print_measured(facts: MeasuredFacts, *, as_json: bool, **more: Any) -> None:
         click.echo("\n".join(report(facts)))
 
 
-def check_measured(facts: MeasuredFacts, *, quiet: bool, as_json: bool) -> bool:
-    """Read all bytes, say what differs from what was written, and whether nothing does."""
-    faults = facts.check()
+def check_kept(path: str, *, quiet: bool, as_json: bool) -> bool | None:
+    """Read all bytes of facts, or of a plan or index that was kept, and say what differs from what was written.
+
+    Returns:
+        Whether nothing does; None where nothing is kept at the path.
+    """
+    place = Path(path).absolute()
+    if not (place / "kept.json").is_file():
+        return None
+    from headrace.errors import StoreError
+    from headrace.stores import check_arrays
+
+    try:
+        faults = check_arrays(place.parent, place.name)
+        if not faults:
+            find_measured(path)
+    except StoreError as error:
+        faults = [str(error)]
     if as_json:
-        print_json({"path": str(facts.path), "ok": not faults, "problems": faults})
+        print_json({"path": path, "ok": not faults, "problems": faults})
         return not faults
     for fault in faults:
         click.echo(fault)
     if not quiet and not faults:
-        click.echo(f"{facts.path}: whole, {size(_num_bytes(facts))}")
+        click.echo(f"{path}: whole, {size(_num_bytes(place))}")
     return not faults
 
 
@@ -66,7 +86,7 @@ def report(facts: MeasuredFacts) -> list[str]:
         pairs.append(("tokens", f"{count(summary.tokens)}, {mean:,.1f} an output"))
     if summary.groups:
         pairs.append(("groups", count(len(summary.groups))))
-    pairs.append(("on disk", size(_num_bytes(facts))))
+    pairs.append(("on disk", size(_num_bytes(facts.path))))
     lines = [str(facts.path), *listing(pairs)]
     if summary.faults:
         rows = [("bad", "hook", "kind"), *((count(one.count), one.hook, one.kind) for one in summary.faults)]
@@ -81,5 +101,5 @@ def report(facts: MeasuredFacts) -> list[str]:
     return lines
 
 
-def _num_bytes(facts: MeasuredFacts) -> int:
-    return sum(file.stat().st_size for file in facts.path.iterdir())
+def _num_bytes(place: Path) -> int:
+    return sum(file.stat().st_size for file in place.iterdir())

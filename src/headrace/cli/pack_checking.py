@@ -94,7 +94,7 @@ def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem
                 faults = [f"{place / KEPT_NAME}: describes another plan than the one that is made of these documents"]
     except StoreError as error:
         faults = [str(error)]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         faults = [f"{place / KEPT_NAME}: damaged: {error}"]
     for fault in faults:
         path, _, message = fault.partition(": ")

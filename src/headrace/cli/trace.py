@@ -188,7 +188,7 @@ def _state(path: str) -> dict[str, Any]:
         return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise StateError(f"the saved state cannot be read: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StateError(f"{path}: is no JSON of a loader's state_dict(): {error}") from error
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.datasets.gpt_masks import GPTMasks, attention_mask, document_borders, padded, position_ids
 from headrace.datasets.trace_origins import Origins, pieces
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StoreError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.megatron import AlephAlphaOrder, GPTOrder, GPTSampling, SamplePieces, order_samples, split_ranges
-from headrace.stores import Store
+from headrace.stores import IndexedStore, Store
 from headrace.stores import open_tokens as open_store
 
 SPLIT_PARTS = ("train", "valid", "test")
@@ -257,11 +257,28 @@ class GPTDataset(Dataset):
         )
 
 
+def _most_tokens(store: Store) -> int | None:
+    """Tokens in the files of a store of one ``.bin``; None of any other."""
+    if not isinstance(store, IndexedStore):
+        return None
+    return store.files[0].stat().st_size // store.dtype.itemsize
+
+
 def _sizes(store: Store) -> NDArray[np.int32] | IntArray:
-    """(sequences,) the tokens of each, in 4 bytes where they fit, which they always do in Megatron's format."""
+    """(sequences,) the tokens of each, in 4 bytes where they fit, which they always do in Megatron's format.
+
+    Raises:
+        StoreError: a sequence is longer than its whole file: an order over such sizes may take all memory there is.
+    """
     sizes = np.empty(store.num_documents, dtype=np.int32)
     at = 0
+    most = _most_tokens(store)
     for chunk in store.length_chunks(1 << 15):
+        if most is not None and int(chunk.max()) > most:
+            number = at + int(np.argmax(chunk > most))
+            raise StoreError(
+                f"{store.path}: sequence {number:,} has {int(chunk.max()):,} tokens by the .idx, the .bin holds {most:,}"
+            )
         if int(chunk.max()) > np.iinfo(np.int32).max:
             return store.lengths
         sizes[at : at + len(chunk)] = chunk

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.errors import HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.plan import IntArray
 from headrace.plan.packing import CHUNK, PLAN_VERSION, Packing, PackPlan, PackPlanMeta, plan_packs
-from headrace.stores import Store, find_arrays, keep_arrays, kept_name
+from headrace.stores import Store, find_cache, keep_arrays, kept_name
 
 KEPT_DOCUMENTS = 1_000_000
 """Plans of more documents are kept where nothing else is said: to make them anew takes over a tenth of a second."""
@@ -57,24 +57,18 @@ def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Pat
             return plan_packs(lengths, packing)
     name = plan_name(store, packing)
     try:
-        found = find_arrays(folder, name)
+        found = find_cache(folder, name)
     except StoreError as error:
-        # Nobody asked for a cache that this user may not read; one that is damaged is an error all the same.
+        # Nobody asked for a cache that this user may not read.
         if asked or not isinstance(error.__cause__, PermissionError):
             raise
         return plan_packs(lengths, packing)
     if found is not None:
-        arrays, data = found
         try:
-            meta = msgspec.json.decode(data, type=PackPlanMeta)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreError(f"{folder / name}: damaged: {error}; remove it, it is made anew") from error
-        if (meta.num_documents, meta.ledger.raw_tokens) != (store.num_documents, store.num_tokens):
-            raise StoreError(
-                f"{folder / name}: a plan over {meta.num_documents:,} documents of {meta.ledger.raw_tokens:,} tokens; "
-                f"{store.path} has {store.num_documents:,} of {store.num_tokens:,}. Remove it, it is made anew"
-            )
-        return PackPlan(meta, arrays, lengths)
+            meta = _meta(store, found[1])
+        except (msgspec.DecodeError, UnicodeError, ConfigError, ValueError) as error:
+            raise StoreError(f"{folder / name}: {error}; remove it, it is made anew") from error
+        return PackPlan(meta, found[0], lengths)
     plan = plan_packs(lengths, packing)
     try:
         keep_arrays(folder, name, plan.arrays, msgspec.json.encode(plan.meta))
@@ -84,8 +78,18 @@ def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Pat
             raise
         return plan
     # Mapped in place of held: the processes of a machine share one copy.
-    kept = find_arrays(folder, name)
+    kept = find_cache(folder, name)
     return plan if kept is None else PackPlan(plan.meta, kept[0], lengths)
+
+
+def _meta(store: Store, data: bytes) -> PackPlanMeta:
+    meta = msgspec.json.decode(data, type=PackPlanMeta)
+    if (meta.num_documents, meta.ledger.raw_tokens) != (store.num_documents, store.num_tokens):
+        raise ValueError(
+            f"a plan over {meta.num_documents:,} documents of {meta.ledger.raw_tokens:,} tokens; "
+            f"{store.path} has {store.num_documents:,} of {store.num_tokens:,}"
+        )
+    return meta
 
 
 def plan_name(store: Store, packing: Packing) -> str:

@@ -76,7 +76,7 @@ class PromptDataset(RecordDataset):
             return {}
         try:
             return msgspec.json.decode(data.tobytes(), type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"{self.store.path}: record {record}: its columns are no JSON object: {error}") from error
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:

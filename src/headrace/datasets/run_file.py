@@ -92,7 +92,7 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             schedule, window_steps = self.schedule, _window_steps(self.batch)
             if self.lanes is not None:
                 schedule = BatchSchedule.of(1)
-        except (ConfigError, KeyError, TypeError, ValueError) as error:
+        except (ConfigError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
         recipe = Recipe(
             format=self.format,
@@ -139,7 +139,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
                 "that wrote it, or a newer one"
             )
         found = msgspec.convert(given, RunFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise StateError(f"{path}: the saved run is damaged: {error}") from error
     steps = [run.first_step for run in found.runs]
     if not steps or steps != sorted(set(steps)):

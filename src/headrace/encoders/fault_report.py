@@ -63,7 +63,7 @@ def read_fault_report(paths: Iterable[str | os.PathLike[str]]) -> list[Fault]:
         for number, line in enumerate(lines[:-1], 1):
             try:
                 fault = msgspec.json.decode(line, type=Fault)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise InputError(f"{path}: line {number}: no fault of a report: {error}") from error
             found.setdefault(_sign(fault), fault)
     return sorted(found.values(), key=lambda one: (-1 if one.position is None else one.position, one.attempt))

@@ -5,6 +5,7 @@
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
     retrying   RetryPolicy, may_pass             what the system refuses for a moment is tried again
     folders    claim_folder                      one process at a time works in a folder
+    mapping    map_npy                           arrays in .npy files that may be damaged
     checking   FileHasher, file_sum, FileSum     xxh3_128 of a file, xxh3_64 of each of its 16 MiB blocks
 
 This room knows nothing of documents or tokens. It imports ``headrace.errors`` only.
@@ -13,8 +14,9 @@ This room knows nothing of documents or tokens. It imports ``headrace.errors`` o
 from __future__ import annotations
 
 from headrace.io.atomic import AtomicFile, atomic_write, commit, output_errors, partial_path, sync_folder
-from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_sum, hash_bytes, hash_file
+from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
 from headrace.io.folder_lock import claim_folder
+from headrace.io.npy import map_npy
 from headrace.io.paths import expand_braces, natural_key, safe_relative
 from headrace.io.pool import OPEN_FILES, FilePool
 from headrace.io.readers import MmapReader, PreadReader, Reader, ReadFailure, reader
@@ -36,9 +38,11 @@ __all__ = [
     "claim_folder",
     "commit",
     "expand_braces",
+    "file_digest",
     "file_sum",
     "hash_bytes",
     "hash_file",
+    "map_npy",
     "may_pass",
     "natural_key",
     "output_errors",

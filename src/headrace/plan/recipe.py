@@ -45,7 +45,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Raises StateError when ``data`` is no recipe."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StateError(f"this is no saved recipe: {error}") from error
 
     def differences(self, saved: Recipe) -> list[str]:

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from headrace.errors import OutputError, StoreError
-from headrace.io import atomic_write, claim_folder, output_errors, safe_relative, sync_folder
+from headrace.io import atomic_write, claim_folder, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.prepare.run_state import differences
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, load_manifest
 
@@ -141,10 +141,26 @@ class OutputFolder:
 
     def _write_commit(self, remove: list[str], moves: Mapping[str, str]) -> None:
         plan = {"run": self._run, "remove": remove, "moves": list(moves.items())}
-        atomic_write(self.work / COMMIT_NAME, json.dumps(plan).encode())
+        data = json.dumps(plan).encode()
+        atomic_write(self.work / COMMIT_NAME, data + b"\n" + hash_bytes(data).encode() + b"\n")
+
+    def _commit(self) -> dict[str, Any]:
+        """What is to be moved; OutputError where a bit of it was changed. One of before has no hash."""
+        path = self.work / COMMIT_NAME
+        data, end, digest = path.read_bytes().partition(b"\n")
+        try:
+            if end and digest != hash_bytes(data).encode() + b"\n":
+                raise ValueError("its hash is not that of its content")
+            plan: dict[str, Any] = json.loads(data)
+            if plan.keys() != {"run", "remove", "moves"}:
+                raise ValueError(f"it has {', '.join(plan)}")
+        except (ValueError, RecursionError, AttributeError) as error:
+            where = f"the output may be half moved: remove {self.work}, and run again with --overwrite"
+            raise OutputError(f"{path}: damaged: {error}; {where}") from error
+        return plan
 
     def _move(self) -> None:
-        plan = json.loads((self.work / COMMIT_NAME).read_bytes())
+        plan = self._commit()
         for name in plan["remove"]:
             (self.path / safe_relative(name)).unlink(missing_ok=True)
         if plan["remove"]:
@@ -167,14 +183,14 @@ class OutputFolder:
         if not (self.work / COMMIT_NAME).exists():
             return
         self._keep = True
-        self._run = self._completed = json.loads((self.work / COMMIT_NAME).read_bytes())["run"]
+        self._run = self._completed = self._commit()["run"]
         self._move()
         self._clear()
 
     def _unfinished(self) -> dict[str, Any] | None:
         try:
             found = json.loads((self.work / RUN_NAME).read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import xxhash
 
 from headrace.errors import OutputError
 from headrace.io import atomic_write
@@ -44,19 +45,20 @@ class RunState(msgspec.Struct, kw_only=True):
 
 
 def save_state(work: Path, state: RunState, name: str = STATE_NAME) -> None:
-    """Write the checkpoint, atomically.
+    """Write the checkpoint and its hash, atomically.
 
     Raises:
         OutputError: the system refuses.
     """
-    atomic_write(work / name, msgspec.msgpack.encode(state))
+    data = msgspec.msgpack.encode(state)
+    atomic_write(work / name, data + xxhash.xxh3_64_digest(data))
 
 
 def load_state(work: Path, name: str = STATE_NAME) -> RunState | None:
     """The checkpoint of a run, or None where it had made none.
 
     Raises:
-        OutputError: it cannot be read.
+        OutputError: it cannot be read, or a bit of it was changed.
     """
     try:
         data = (work / name).read_bytes()
@@ -65,8 +67,10 @@ def load_state(work: Path, name: str = STATE_NAME) -> RunState | None:
     except OSError as error:
         raise OutputError(f"{work / name}: cannot be read: {error.strerror or error}") from error
     try:
-        return msgspec.msgpack.decode(data, type=RunState)
-    except msgspec.DecodeError as error:
+        if xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
+            raise msgspec.DecodeError("its hash is not that of its content")
+        return msgspec.msgpack.decode(data[:-8], type=RunState)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OutputError(
             f"{work / name}: damaged, or of another version of Headrace ({error}); --restart begins anew"
         ) from error

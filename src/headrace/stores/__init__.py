@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headrace.stores.json_object import JsonStore
     from headrace.stores.jsonl import JsonlStore
     from headrace.stores.jsonl_writer import JsonlWriter
-    from headrace.stores.kept_arrays import check_arrays, find_arrays, keep_arrays, kept_name
+    from headrace.stores.kept_arrays import check_arrays, find_arrays, find_cache, keep_arrays, kept_name
     from headrace.stores.keyed import KeyedStore
     from headrace.stores.keyed_writer import KeyedWriter
     from headrace.stores.ledger import ContentLedger, DocumentLedger, Ledger, SampleLedger, TokenLedger
@@ -121,6 +121,7 @@ _HOMES = {
     "check_arrays": "headrace.stores.kept_arrays",
     "check_file": "headrace.stores.sums",
     "find_arrays": "headrace.stores.kept_arrays",
+    "find_cache": "headrace.stores.kept_arrays",
     "keep_arrays": "headrace.stores.kept_arrays",
     "kept_name": "headrace.stores.kept_arrays",
     "load_manifest": "headrace.stores.manifest",
@@ -189,6 +190,7 @@ __all__ = [
     "check_arrays",
     "check_file",
     "find_arrays",
+    "find_cache",
     "keep_arrays",
     "kept_name",
     "load_manifest",

@@ -76,7 +76,7 @@ def _read_meta(using: Reader, path: str) -> _Meta:
     data = using.read_ranges(path, np.zeros(1, np.int64), np.array([min(size, _MAX_META_BYTES)])).tobytes()
     try:
         meta = msgspec.json.decode(data, type=_Meta)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
             f"{path}: is not what Aleph Alpha's builder writes ({error}); expected dtype, index_dtype and"
             " document_count"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import OutputError, StoreError
-from headrace.io import AtomicFile, commit, file_sum, output_errors
+from headrace.io import AtomicFile, commit, file_sum, map_npy, output_errors
 
 DESCRIPTION = "description.txt"
 
@@ -71,14 +71,13 @@ def map_array(path: Path) -> NDArray[Any]:
     """The array of an ``.npy``, mapped and read-only. O(1).
 
     Raises:
-        StoreError: it is missing, torn, or holds Python objects.
+        StoreError: it is missing, torn, or not of numbers in C order.
     """
     try:
-        # As a plain array over the mapping: a memmap object costs a microsecond at every indexing.
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        return map_npy(path)
     except FileNotFoundError as error:
         raise StoreError(f"{path}: missing; Megatron builds the cache anew without it") from error
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except (OSError, ValueError) as error:
         raise StoreError(f"{path}: torn: {error}; remove the cache, and it is built anew") from error
 
 

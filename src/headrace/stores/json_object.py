@@ -143,10 +143,10 @@ def _whole(path: str, using: Reader) -> bytes:
 def _decode_object(path: str, data: bytes) -> dict[str, list[Any]]:
     try:
         found: dict[str, list[Any]] = _NESTED.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         try:
             found = {key: [values] for key, values in decode_record(data)[0].items()}
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise StoreError(
                 f"{path}: no store of tokens, which is a JSON object with a list of lists of numbers for each key, or a"
                 f" .jsonl with such a record a line: {error}; text is made into tokens by headrace prepare"

@@ -185,7 +185,7 @@ class JsonlStore(SegmentedStore):
             if {key: len(values) for key, values in found.items()} == lengths:
                 return found
             problem = f"other lists than those of {lengths} numbers that its index tells of"
-        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, KeyError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, KeyError) as error:
             problem = str(error)
         of = "the index is not of this file, remove it" if self._vouched is None else "not what its manifest lists"
         raise StoreError(f"{self.file}: document {number}, byte {begin}: {problem}; {of}")

@@ -23,7 +23,7 @@ import xxhash
 from headrace.errors import OutputError, StoreError
 from headrace.io import Reader
 from headrace.stores.json_values import Kinds, decode_record
-from headrace.stores.kept_arrays import find_arrays, keep_arrays, kept_name
+from headrace.stores.kept_arrays import find_cache, keep_arrays, kept_name
 from headrace.stores.store import IntArray
 
 INDEX_FOLDER: Final = ".headrace-index"
@@ -70,7 +70,7 @@ def line_index(path: str, using: Reader) -> LineIndex:
     name = _name(path, size, using)
     folders = [Path(path).absolute().parent / INDEX_FOLDER, *cache_folders()]
     for folder in folders:
-        if (kept := find_arrays(folder, name)) is not None:
+        if (kept := find_cache(folder, name)) is not None:
             return _from_arrays(*kept)
     began = time.monotonic()
     index = make_index(path, using)
@@ -97,7 +97,7 @@ def make_index(path: str, using: Reader) -> LineIndex:
         where = f"{path}: line {number}"
         try:
             record, integers = decode_record(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(
                 f"{where}: no record of tokens, which is a JSON object with a list of numbers for each key: {error};"
                 " text and messages are made into tokens by headrace prepare"

@@ -118,7 +118,7 @@ def parse_bounds(path: str, data: bytes, key: str) -> IntArray:
 def _entries(path: str, data: bytes) -> dict[str, _Entry]:
     try:
         return msgspec.json.decode(data, type=dict[str, _Entry])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
             f"{path}: not the {META_NAME} of a keyed store, which gives shape and dtype of each key: {error}"
         ) from error

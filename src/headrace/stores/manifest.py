@@ -237,7 +237,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{path}: not a Headrace manifest of version 1: {error}") from error
     if _with_hash(manifest) != manifest:
         raise StoreError(f"{path}: its own hash {manifest.xxh3_128!r} is not that of its content; it was changed")

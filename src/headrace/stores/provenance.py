@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace.errors import StoreError
+from headrace.io import map_npy
 from headrace.stores.arguments import positions
 from headrace.stores.provenance_files import (
     ID_ENDS_NAME,
@@ -165,7 +166,7 @@ class Provenance:
             info = msgspec.json.decode(path.read_bytes(), type=ProvenanceInfo)
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(f"{path}: not a table of provenance: {error}") from error
         if info.version != 1 or info.num_documents < 0:
             raise StoreError(f"{path}: version {info.version} with {info.num_documents} documents is not known here")
@@ -174,18 +175,18 @@ class Provenance:
     def _load(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> TokenArray:
         path = self.folder / name
         try:
-            array: TokenArray = np.load(path, mmap_mode="r", allow_pickle=False)
+            array: TokenArray = map_npy(path)
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except (ValueError, EOFError) as error:
+        except ValueError as error:
             raise StoreError(f"{path}: not a whole .npy file: {error}") from error
         is_as_wanted = array.ndim == len(shape) and all(
             wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True)
         )
-        if array.dtype != np.dtype(dtype) or not is_as_wanted or not array.flags.c_contiguous:
+        if array.dtype != np.dtype(dtype) or not is_as_wanted:
             expected = "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
             raise StoreError(f"{path}: {array.dtype} of shape {array.shape}, expected {np.dtype(dtype)} of {expected}")
-        return array.view(np.ndarray)
+        return array
 
     def _load_optional(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> TokenArray | None:
         return self._load(name, dtype, shape) if (self.folder / name).exists() else None

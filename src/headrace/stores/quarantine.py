@@ -189,7 +189,7 @@ def _read(folder: Path) -> tuple[BadSample, ...]:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         return msgspec.json.decode(data, type=_List).samples
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{path}: no list of bad samples: {error}; write it with headrace quarantine") from error
 
 

@@ -177,7 +177,7 @@ class RecordKeys:
         data = self._value(number, "columns").tobytes()
         try:
             return msgspec.json.decode(data, type=dict[str, Any]) if data else {}
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(
                 f"{self._store.path}: document {number}: its columns are no JSON object: {error}"
             ) from error

@@ -94,7 +94,7 @@ class MeasuredFacts:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> MeasuredFacts:
-        """The facts in a folder. O(groups): sizes are compared; for the bytes see `check`.
+        """The facts in a folder. All bytes are hashed, a tenth of a second a gigabyte: of 10^8 samples about 0.05 s.
 
         Raises:
             StoreError: none are there, or they are damaged.
@@ -113,10 +113,21 @@ class MeasuredFacts:
         arrays, meta = kept
         try:
             summary = msgspec.json.decode(meta, type=Summary)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(f"{path}: these are not facts, or of another version: {error}") from error
         if summary.version != FACTS_VERSION:
             raise StoreError(f"{path}: facts of version {summary.version}, this Headrace has {FACTS_VERSION}: measure")
+        rows = {"is_good": summary.samples, "num_outputs": summary.samples}
+        rows |= dict.fromkeys(("lengths", "groups"), summary.outputs)
+        for name in ("is_good", "num_outputs", "faults", *(["groups"] if summary.groups else [])):
+            if name not in arrays:
+                raise StoreError(f"{path}: the array {name!r} is not there; remove {path}, and measure again")
+        for name, array in arrays.items():
+            if array.ndim != 1 or array.dtype.kind not in "bu" or len(array) != rows.get(name, len(array)):
+                raise StoreError(
+                    f"{path / name}.npy: {array.dtype} of shape {array.shape}, the summary tells of"
+                    f" {rows.get(name, len(array)):,}; remove {path}, and measure again"
+                )
         return cls(path, summary, arrays)
 
     def check(self) -> list[str]:

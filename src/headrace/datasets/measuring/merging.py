@@ -17,7 +17,7 @@ from headrace.datasets.measuring.chunk import Chunk, Measuring
 from headrace.datasets.measuring.facts import FaultCount, GroupFacts, Summary
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, StoreError
-from headrace.stores import find_arrays, keep_arrays
+from headrace.stores import find_cache, keep_arrays
 
 _HASHED: Final = 1 << 24
 """Elements hashed together."""
@@ -36,8 +36,8 @@ def keep_chunk(folder: Path, name: str, chunk: Chunk) -> None:
 
 
 def find_chunk(folder: Path, name: str) -> Chunk | None:
-    """A chunk that was kept, mapped; None where there is none. Raises StoreError: it is damaged."""
-    found = find_arrays(folder, name)
+    """A chunk that was kept, mapped; None where there is none that is whole."""
+    found = find_cache(folder, name)
     if found is None:
         return None
     meta = msgspec.json.decode(found[1], type=ChunkMeta)

@@ -89,7 +89,7 @@ def read_state(root: Path) -> DatasetState:
     """
     try:
         state = msgspec.json.decode((root / META_FOLDER / STATE_NAME).read_bytes(), type=DatasetState)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return DatasetState()
     if state.version != VERSION:
         return DatasetState()

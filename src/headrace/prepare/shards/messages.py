@@ -226,5 +226,5 @@ def load(path: Path, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.msgpack.decode(data[:-8], type=kind)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -23,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {error.strerror}") from error
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: it is no JSON object: {error}") from error
 
 

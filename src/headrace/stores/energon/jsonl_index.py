@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import Reader, atomic_write, reader
 from headrace.stores.jsonl_index import INDEX_FOLDER, cache_folders
-from headrace.stores.kept_arrays import find_arrays, keep_arrays, kept_name
+from headrace.stores.kept_arrays import find_cache, keep_arrays, kept_name
 from headrace.stores.types import IntArray
 
 SUFFIX: Final = ".jsonl.idx"
@@ -170,7 +170,7 @@ def _cached(path: str, size: int, using: Reader) -> IntArray:
     name = kept_name("jsonl samples", _VERSION, Path(path).name, size, status.st_mtime_ns, hashed)
     folders = [Path(path).absolute().parent / INDEX_FOLDER, *cache_folders()]
     for folder in folders:
-        if (kept := find_arrays(folder, name)) is not None:
+        if (kept := find_cache(folder, name)) is not None:
             return kept[0]["offsets"]
     offsets = scan_lines(path, using.for_pass())
     _log.info("%s: indexed %s records", path, f"{len(offsets) - 1:,}")

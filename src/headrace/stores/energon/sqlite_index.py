@@ -172,7 +172,7 @@ class SqliteIndex:
     def _facts(self, row: MediaRow) -> dict[str, Any]:
         try:
             return msgspec.json.decode(row.facts or "{}", type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(f"{self.path}: media_metadata of {row.entry!r}: {error}") from error
 
     def _need(self, table: str) -> None:
