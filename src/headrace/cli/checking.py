@@ -10,7 +10,8 @@ import msgspec
 
 from headrace.cli.description import find_manifest, opened_keys, shards_of
 from headrace.errors import StoreError
-from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, IndexedOptions, Problem, Store, check_file
+from headrace.io import FileSum
+from headrace.stores import MANIFEST_NAME, IndexedOptions, Problem, Store
 from headrace.stores.indexed_dialects import AS_FOUND
 from headrace.stores.manifest_output import META_NAME
 
@@ -76,10 +77,11 @@ def check_store(
             num_bytes += shard_bytes
             on_shard(number, len(shards), shard.path, shard_bytes)
             problems.extend(_check_shard(shard, vocab_size))
-        beside = manifest.provenance if manifest is not None and (Path(path) / MANIFEST_NAME).exists() else ()
-        for file in beside:
-            num_bytes += file.size
-            problems.extend(check_file(Path(path) / PROVENANCE_NAME / file.name, file))
+        beside: tuple[FileSum, ...] = ()
+        if manifest is not None and (Path(path) / MANIFEST_NAME).exists():
+            beside = (*manifest.provenance, *(manifest.beside or ()))
+            num_bytes += sum(file.size for file in beside)
+            problems.extend(manifest.check_beside(path))
         first = next(iter(stores.values()))
         return Verdict(
             path=path,

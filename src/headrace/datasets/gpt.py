@@ -276,9 +276,8 @@ def _sizes(store: Store) -> NDArray[np.int32] | IntArray:
     for chunk in store.length_chunks(1 << 15):
         if most is not None and int(chunk.max()) > most:
             number = at + int(np.argmax(chunk > most))
-            raise StoreError(
-                f"{store.path}: sequence {number:,} has {int(chunk.max()):,} tokens by the .idx, the .bin holds {most:,}"
-            )
+            found = f"{int(chunk.max()):,} tokens by the .idx, the .bin holds {most:,}"
+            raise StoreError(f"{store.path}: sequence {number:,} has {found}")
         if int(chunk.max()) > np.iinfo(np.int32).max:
             return store.lengths
         sizes[at : at + len(chunk)] = chunk

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.io import FileSum
+from headrace.io import FileSum, file_sum
 from headrace.prepare.ledger import RunLedger
 from headrace.prepare.run_plan import RunPlan
 from headrace.prepare.run_state import RunState
@@ -107,7 +107,7 @@ def build_manifest(
     work: Path,
     supervised: Sequence[int] = (),
 ) -> Manifest:
-    """Balance the ledger, and write the manifest into the work folder.
+    """Balance the ledger, and write the manifests into the work folder: that of the whole vouches for the domains'.
 
     Raises:
         HeadraceError: something was lost or made up on the way.
@@ -154,22 +154,28 @@ def build_manifest(
         errors=tuple(ledger.state.errors),
         provenance=tuple(origins),
     )
+    if domains := _save_domains(plan, state, manifest, work, supervised):
+        manifest = msgspec.structs.replace(manifest, beside=domains)
     return save_manifest(work, manifest)
 
 
-def save_domains(plan: RunPlan, state: RunState, manifest: Manifest, work: Path, supervised: Sequence[int]) -> None:
-    """Write a manifest into the folder of each domain, so that it opens as a store of its own.
+def _save_domains(
+    plan: RunPlan, state: RunState, manifest: Manifest, work: Path, supervised: Sequence[int]
+) -> tuple[FileSum, ...]:
+    """Write a manifest into the folder of each domain, so that it opens as a store of its own; their sums.
 
     It says which documents of the whole store it holds; where they come from stands beside that one alone.
     """
     first = 0
+    sums = []
     for number, name in enumerate(state.domains):
+        folder = series_folder(work / SHARDS_NAME, number)
         shards = [shard for shard in manifest.outputs if shard.prefix.startswith(f"{name}/")]
         own = [msgspec.structs.replace(shard, prefix=shard.prefix.removeprefix(f"{name}/")) for shard in shards]
         num_documents = sum(shard.documents for shard in own if plan.keys[0] in shard.keys)
         counts = _check_parallel(plan, own)
         save_manifest(
-            series_folder(work / SHARDS_NAME, number),
+            folder,
             msgspec.structs.replace(
                 manifest,
                 inputs=(),
@@ -188,7 +194,9 @@ def save_domains(plan: RunPlan, state: RunState, manifest: Manifest, work: Path,
                 xxh3_128="",
             ),
         )
+        sums.append(msgspec.structs.replace(file_sum(folder / MANIFEST_NAME), name=f"{name}/{MANIFEST_NAME}"))
         first += num_documents
+    return tuple(sums)
 
 
 def _check_parallel(plan: RunPlan, outputs: Sequence[OutputShard]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
 from headrace.io import hash_bytes, output_errors
 from headrace.prepare.buckets import bucket_path, choose_num_buckets
 from headrace.prepare.executor import RUN_AHEAD, Workers, run_tasks
-from headrace.prepare.finishing import build_manifest, name_outputs, save_domains
+from headrace.prepare.finishing import build_manifest, name_outputs
 from headrace.prepare.ledger import LedgerState
 from headrace.prepare.messages import Failed, HashDone, Order, PieceDone, Progress, Setup, SortTask
 from headrace.prepare.output_folder import RUN_NAME, OutputFolder
@@ -91,7 +91,6 @@ class TextRun:
             outputs, moves = name_outputs(self._plan, shards, self._state.domains, origins, self._work)
             supervised = self._taker.output.supervised
             manifest = build_manifest(self._plan, self._state, self._ledger, outputs, origins, self._work, supervised)
-            save_domains(self._plan, self._state, manifest, self._work, supervised)
         except BaseException as error:
             if self._is_worth_keeping(error):
                 self._folder.keep()

@@ -17,6 +17,8 @@ from headrace.errors import StoreError
 from headrace.io import FileSum, atomic_write, hash_bytes, safe_relative
 from headrace.stores.ledger import ContentLedger, Ledger
 from headrace.stores.manifest_output import OutputShard, file_faults
+from headrace.stores.store import Problem
+from headrace.stores.sums import check_file
 
 MANIFEST_NAME = "headrace.json"
 PROVENANCE_NAME = "provenance"
@@ -123,6 +125,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ledger: where everything went.
         errors: the records that were skipped.
         provenance: the files in the folder ``provenance``, by base name.
+        beside: other files that belong to the output and are not meant to be edited, by their path from here: the
+            manifests of domains, the index of Energon's. Not there where there are none, or none was written down.
         xxh3_128: hash of the canonical JSON with this field empty.
     """
 
@@ -137,6 +141,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ledger: Ledger
     errors: tuple[ErrorEntry, ...] = ()
     provenance: tuple[FileSum, ...] = ()
+    beside: tuple[FileSum, ...] | msgspec.UnsetType = msgspec.UNSET
     xxh3_128: str = ""
 
     @property
@@ -171,6 +176,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if "/" in safe_relative(file.name):
                 yield f"{PROVENANCE_NAME}: {file.name!r} is not the base name of a file"
             yield from file_faults(PROVENANCE_NAME, file)
+        for file in self.beside or ():
+            yield from file_faults(safe_relative(file.name), file)
+
+    def check_beside(self, folder: str | os.PathLike[str]) -> Iterator[Problem]:
+        """Sizes and hashes of all files but the shards: provenance, and what is ``beside``. One pass."""
+        for file in self.provenance:
+            yield from check_file(Path(folder) / PROVENANCE_NAME / file.name, file)
+        for file in self.beside or ():
+            yield from check_file(Path(folder) / file.name, file)
 
     def _document_faults(self) -> Iterator[str]:
         kept = self.ledger.documents.kept

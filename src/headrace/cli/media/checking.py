@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +14,15 @@ from headrace.cli.media.opening import SampleOptions, open_sample_store, total_b
 from headrace.errors import HeadraceError, InputError, StoreError
 from headrace.io import PreadReader
 from headrace.io.readers import ByteArray, IntArray
-from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, Problem, check_file, load_manifest
+from headrace.prepare.energon.state import STATE_NAME, load_state, state_problems
+from headrace.prepare.energon.work import WORK_NAME
+from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits
+from headrace.stores.energon.layout import META_FOLDER
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.sample_layouts import sample_layout
 from headrace.stores.sample_store import SampleStore
+from headrace.stores.tar.index import index_path
 
 
 class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +41,9 @@ class SampleVerdict(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     """What may be meant, and may be an oversight."""
+
+    unvouched: tuple[str, ...]
+    """Files of which no hash was written down: of tars the headers are compared, of the others what they say."""
 
     samples: int
     shards: int
@@ -105,11 +114,13 @@ def check_samples(
                     on_samples=lambda done: on_decoded(done, len(again)),
                     on_problem=problems.append,
                 )
+        unvouched = _unvouched(store, path, manifest)
         return SampleVerdict(
             path=path,
             ok=not problems,
             problems=tuple(problems),
-            notes=tuple(_notes(store, check.dataset)),
+            notes=tuple(_notes(store, check.dataset)) + _note_of(unvouched, store, manifest),
+            unvouched=unvouched,
             samples=len(store),
             shards=len(store.shards),
             files=len(set(store.files)),
@@ -145,10 +156,42 @@ def _problems(
             for shard in manifest.outputs
             for file in shard.files
         ]
-        listed += [(Path(path) / PROVENANCE_NAME / file.name, file) for file in manifest.provenance]
         for place, file in listed:
             on_read(str(place), file.size)
             yield from check_file(place, file)
+        if _state_file(store) is not None:  # which was written later, and vouches for .nv-meta
+            manifest = msgspec.structs.replace(manifest, beside=msgspec.UNSET)
+        yield from manifest.check_beside(path)
+    if isinstance(store, EnergonStore):
+        yield from state_problems(store.root)
+
+
+def _state_file(store: SampleStore) -> Path | None:
+    """What `headrace prepare` has left in place, None where it was not at work."""
+    if not isinstance(store, EnergonStore):
+        return None
+    path = store.root / META_FOLDER / STATE_NAME
+    return path if path.is_file() else None
+
+
+def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tuple[str, ...]:
+    """The files of which no hash was written down."""
+    files = set(store.files)
+    vouched: set[Path] = set()
+    if isinstance(store, EnergonStore):
+        meta = store.root / META_FOLDER
+        files |= {file for file in meta.glob("**/*") if file.is_file() and WORK_NAME not in file.parts}
+        with contextlib.suppress(StoreError):
+            if (state := load_state(store.root)) is not None:
+                vouched |= {meta / file.name for file in state.files}
+                vouched |= {index_path(store.root / name) for name in state.shards}
+                vouched |= {meta / STATE_NAME} if state.xxh3_128 else set()
+    if manifest is not None:
+        shards = [(Path(shard.prefix).parent, file) for shard in manifest.outputs for file in shard.files]
+        vouched |= {Path(path) / parent / file.name for parent, file in shards}
+        vouched |= {Path(path) / file.name for file in manifest.beside or ()}
+    known = {os.path.realpath(file) for file in vouched}
+    return tuple(sorted(str(file) for file in files if os.path.realpath(file) not in known))
 
 
 def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Problem]:
@@ -219,6 +262,15 @@ def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
         yield f"in no part of the split: {_some(unused)}"
 
 
+def _note_of(unvouched: tuple[str, ...], store: SampleStore, manifest: Manifest | None) -> tuple[str, ...]:
+    """A line where hashes were written down, and not of all files."""
+    if not unvouched or (manifest is None and _state_file(store) is None):
+        return ()
+    root = store.root if isinstance(store, EnergonStore) else Path(store.path)
+    names = {str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name for name in unvouched}
+    return (f"no hash vouches for {_some(names)}: of tars the headers are checked alone",)
+
+
 def _some(names: set[str]) -> str:
     first = sorted(names)[:5]
     return ", ".join(first) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -237,6 +289,7 @@ def _faulty(path: str, error: HeadraceError) -> SampleVerdict:
         ok=False,
         problems=(problem,),
         notes=(),
+        unvouched=(),
         samples=0,
         shards=0,
         files=0,

@@ -12,6 +12,7 @@ from headrace.prepare.energon.metadataset import prepare_joins
 from headrace.prepare.energon.options import EnergonOptions, check_options
 from headrace.prepare.energon.report import EnergonProgress, EnergonReport
 from headrace.prepare.energon.run import ShardsRun
+from headrace.prepare.energon.state import tell_of_new_index
 from headrace.prepare.energon.work import WorkFolder
 from headrace.prepare.energon.worker import ReadSetup, read_all
 from headrace.prepare.text_run import usable_cores
@@ -112,6 +113,7 @@ def _media(root: Path, options: EnergonOptions, on_progress: Callable[[EnergonPr
             report()
         rows = [row for task in tasks for row in load_media(work.scans, task.turn)]
         update_media(root, rows, [(options.media.strategy, ",".join(options.media.patterns))])
+        tell_of_new_index(root)
         work.finish()
     index = str(root / META_FOLDER / INDEX_NAME)
     return EnergonReport(kind="media", path=str(root), samples=len(names), media=len(rows), written=(index,))

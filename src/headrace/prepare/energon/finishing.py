@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 
 from headrace.errors import InputError
-from headrace.io import atomic_write
+from headrace.io import atomic_write, file_sum
 from headrace.prepare.energon.options import EnergonOptions
 from headrace.prepare.energon.report import EnergonReport
 from headrace.prepare.energon.scanning import MAX_PARTS
@@ -150,8 +150,6 @@ class Finisher:
                 media=indexed.media,
                 duplicates=self._options.duplicates,
             )
-        state = DatasetState(shards=indexed.states, index=index, excluded=tuple(excluded))
-        atomic_write(staged / STATE_NAME, encode_state(state))
         counts = {name: shard.count for name, shard in indexed.states.items() if shard.count}
         written = [STATE_NAME]
         if (self._meta / OLD_INFO_NAME).exists():
@@ -159,6 +157,10 @@ class Finisher:
             atomic_write(staged / OLD_INFO_NAME, yaml.safe_dump(content).encode())
             written.append(OLD_INFO_NAME)
         write_info(work.staged, counts, ENERGON_VERSION)
+        vouched = [*([] if self._options.index_only else [INDEX_NAME, UUID_NAME]), *written[1:], INFO_NAME]
+        files = tuple(file_sum(staged / name) for name in vouched)
+        state = DatasetState(shards=indexed.states, index=index, excluded=tuple(excluded), files=files)
+        atomic_write(staged / STATE_NAME, encode_state(state))
         return [*written, INFO_NAME]
 
     def _old_uuid(self) -> str | None:

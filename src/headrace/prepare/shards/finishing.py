@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from headrace.errors import HeadraceError
+from headrace.io import file_sum
 from headrace.prepare.shards.filling import FileHashes
 from headrace.prepare.shards.inputs import MediaInput
 from headrace.prepare.shards.messages import FilledShard
-from headrace.prepare.shards.nv_meta import META_FILES
+from headrace.prepare.shards.nv_meta import META_FILES, VOUCHED_META_FILES
 from headrace.prepare.shards.options import PartSpec, ShardOptions
 from headrace.prepare.shards.planned import Planned
 from headrace.stores import (
@@ -106,6 +107,10 @@ def build_manifest(
         ledger=Ledger(documents=planned.documents, tokens=TokenLedger(made=0, kept=0), contents=planned.contents),
         errors=planned.errors,
         provenance=planned.origins,
+        # Split file and dataset.yaml are people's to edit.
+        beside=tuple(
+            msgspec.structs.replace(file_sum(work / SHARDS_NAME / name), name=name) for name in VOUCHED_META_FILES
+        ),
     )
     return save_manifest(work, manifest)
 

@@ -22,6 +22,9 @@ from headrace.stores.tar.scan import ScannedShard
 META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME, SPLIT_NAME, DATASET_NAME))
 """In the order in which they appear: without the last ones nothing opens."""
 
+VOUCHED_META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME))
+"""Those that nobody edits, whose hashes are in the manifest."""
+
 ENERGON_VERSION = "7.4.1"
 """Whose layout this is."""
 

@@ -16,6 +16,9 @@ from headrace.stores.energon.config_file import as_map, described, near, read_co
 from headrace.stores.energon.layout import INFO_NAME, META_FOLDER, OLD_INFO_NAME
 
 _KEYS: Final = ("energon_version", "shard_counts")
+_MAX_COUNT: Final = 1 << 40
+"""A tar of so many samples has 500 TB of headers alone."""
+
 _log = logging.getLogger("headrace")
 
 
@@ -91,9 +94,9 @@ def _checked(found: dict[str, Any], path: Path, strict: bool) -> Info:
             safe_relative(name)
         except StoreError as error:
             raise StoreError(f"{where}: shard_counts: {error}") from error
-        if type(count) is not int or count < 0:
+        if type(count) is not int or not 0 <= count <= _MAX_COUNT:
             raise StoreError(
-                f"{where}: shard_counts: {name!r} must have a number of samples, 0 or more, found {described(count)}"
+                f"{where}: shard_counts: {name!r} must have a number of samples, 0 to 2^40, found {described(count)}"
             )
     version = found.get("energon_version")
     if version is not None and not isinstance(version, str):
