@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import corpora
-import faults
 import headrace
 import recipe_runs
 import shards_made
@@ -21,7 +20,7 @@ from copies_made import drawn
 from counts import cases
 from headrace.copying import convert, merge, split
 from headrace.datasets.pack_plans import plan_name
-from headrace.prepare import OutputOptions, TextOptions, TokenOptions
+from headrace.prepare import OutputOptions, TextOptions, TokenOptions, prepare_text
 from headrace.prepare.energon import EnergonOptions, SplitChoice, prepare_energon
 from headrace.prepare.shards import ShardOptions
 from headrace.testing.damage import other_byte
@@ -30,24 +29,23 @@ from tars_made import write_tar
 TOKENS: Final = TokenOptions(append_eod=True, backend="tokenizers")
 
 
-def text(**output: Any) -> Callable[[Path, Path], Path]:
-    def make(folder: Path, tokenizer: Path) -> Path:
-        faults.write_inputs(folder / "in", with_bad=False)
-        options = TextOptions(tokens=TOKENS, output=OutputOptions(**output))
-        faults.prepare(folder / "in", folder / "out", tokenizer, options, workers=1)
+def text(**output: Any) -> Callable[[Path, Path, Path], Path]:
+    def make(folder: Path, corpus: Path, tokenizer: Path) -> Path:
+        options = TextOptions(tokens=TOKENS, output=OutputOptions(**output), workers=1)
+        prepare_text([corpus], folder / "out", tokenizer=tokenizer, options=options)
         return folder / "out"
 
     return make
 
 
-def domains(folder: Path, tokenizer: Path) -> Path:
+def domains(folder: Path, corpus: Path, tokenizer: Path) -> Path:
     recipe_runs.make_model(folder / "model")
     recipe_runs.write_lines(folder / "data" / "a.jsonl", recipe_runs.conversations(30))
     recipe_runs.prepare(recipe_runs.SFT + "output: {domain_key: source}\n", folder, folder / "out")
     return folder / "out"
 
 
-def new_tars(folder: Path, tokenizer: Path) -> Path:
+def new_tars(folder: Path, corpus: Path, tokenizer: Path) -> Path:
     (folder / "in").mkdir()
     for number in range(12):
         (folder / "in" / f"{number}.jpg").write_bytes(shards_made.image(number))
@@ -57,7 +55,7 @@ def new_tars(folder: Path, tokenizer: Path) -> Path:
     return folder / "out"
 
 
-def tars_in_place(folder: Path, tokenizer: Path) -> Path:
+def tars_in_place(folder: Path, corpus: Path, tokenizer: Path) -> Path:
     for shard in range(2):
         write_tar(folder / "ds" / f"{shard}.tar", [(f"{shard}{n}.txt", b"some text" * 30) for n in range(5)])
     options = EnergonOptions(split=SplitChoice(ratio=(1, 1, 0)), workers=1)
@@ -65,34 +63,34 @@ def tars_in_place(folder: Path, tokenizer: Path) -> Path:
     return folder / "ds"
 
 
-def plan(folder: Path, tokenizer: Path) -> Path:
+def plan(folder: Path, corpus: Path, tokenizer: Path) -> Path:
     corpora.write(folder / "a", [np.arange(length) for length in (50, 3, 20, 7, 9, 31, 12)])
     store, packing = headrace.open(folder / "a"), headrace.Packing(max_seq_len=20, over_long="split")
     headrace.PackedSequenceDataset(store, packing, plan_folder=folder / "plans")
     return folder / "plans" / plan_name(store, packing)
 
 
-def merged(folder: Path, tokenizer: Path) -> Path:
+def merged(folder: Path, corpus: Path, tokenizer: Path) -> Path:
     merge([drawn(folder / "a", 1, 20), drawn(folder / "b", 2, 20)], folder / "out")
     return folder / "out"
 
 
-def converted(folder: Path, tokenizer: Path) -> Path:
-    convert(text()(folder, tokenizer), folder / "keyed", format="keyed")
+def converted(folder: Path, corpus: Path, tokenizer: Path) -> Path:
+    convert(text()(folder, corpus, tokenizer), folder / "keyed", format="keyed")
     return folder / "keyed"
 
 
-def divided(folder: Path, tokenizer: Path) -> Path:
-    split(text()(folder, tokenizer), folder / "parts", into="8,1,1")
+def divided(folder: Path, corpus: Path, tokenizer: Path) -> Path:
+    split(text()(folder, corpus, tokenizer), folder / "parts", into="8,1,1")
     return folder / "parts" / "train"
 
 
-def raw(folder: Path, tokenizer: Path) -> Path:
+def raw(folder: Path, corpus: Path, tokenizer: Path) -> Path:
     drawn(folder / "raw" / "a", 1, 20)
     return folder / "raw"
 
 
-STORES: Final[dict[str, Callable[[Path, Path], Path]]] = {
+STORES: Final[dict[str, Callable[[Path, Path, Path], Path]]] = {
     "plain": text(),
     "shuffled, in shards": text(shuffle=3, shard_tokens=9000),
     "keyed": text(format="keyed"),
@@ -114,16 +112,15 @@ UNVOUCHED: Final = {
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    yield
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_flipped_bit_in_every_file(name: str, tmp_path: Path, tokenizer_path: Path, run: Any) -> None:
-    root = STORES[name](tmp_path, tokenizer_path)
+def test_a_flipped_bit_in_every_file(name: str, tmp_path: Path, corpus: Path, tokenizer: Path, run: Any) -> None:
+    root = STORES[name](tmp_path, corpus, tokenizer)
     whole = json.loads(run("check", root, "--json").stdout)
     assert whole["ok"]
     files = sorted(path for path in root.rglob("*") if path.is_file() and path.stat().st_size)
@@ -145,9 +142,9 @@ def test_a_flipped_bit_in_every_file(name: str, tmp_path: Path, tokenizer_path: 
     shutil.rmtree(tmp_path)
 
 
-def test_what_was_written_before_vouches_for_less(tmp_path: Path, tokenizer_path: Path, run: Any) -> None:
+def test_what_was_written_before_vouches_for_less(tmp_path: Path, corpus: Path, tokenizer: Path, run: Any) -> None:
     """Manifests without the sums of what is beside, and states without a hash, are still read."""
-    root = tars_in_place(tmp_path, tokenizer_path)
+    root = tars_in_place(tmp_path, corpus, tokenizer)
     state = root / ".nv-meta" / "headrace.json"
     old = json.loads(state.read_text())
     del old["files"], old["xxh3_128"]

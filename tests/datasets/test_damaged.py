@@ -21,7 +21,7 @@ from headrace.datasets import GPTDataset, MeasuredFacts, open_cache
 from headrace.datasets.metadataset import load_dataset
 from headrace.datasets.run_file import read_run_file
 from headrace.encoders import Fault, read_fault_report
-from headrace.errors import StateError, StoreError
+from headrace.errors import InputError, StateError, StoreError
 from headrace.plan.cursor import Cursor
 from headrace.stores import keep_arrays
 from headrace.testing.damage import endured
@@ -222,18 +222,32 @@ def here() -> Iterator[None]:
 @pytest.mark.usefixtures("here")
 @pytest.mark.filterwarnings("ignore:.*weight:UserWarning")
 @pytest.mark.parametrize("name", READERS)
-def test_damage_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_damage_is_refused_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
     path, use = READERS[name](tmp_path)
-    assert endured(path, use, count=cases(40, 2000), vouched=name in VOUCHED) == {}
+    assert endured(path, use, count=cases(20, 2000), vouched=name in VOUCHED) == {}
+
+
+def test_what_outside_fuzzers_met(tmp_path: Path) -> None:
+    """Each was another exception than ours."""
+    path = tmp_path / "file"
+    path.write_bytes(b"[" * 100_000)
+    with pytest.raises(StateError, match="file: the saved run is damaged: "):
+        read_run_file(path)
+    path.write_bytes(b'{"source": "\xff"}\n')
+    with pytest.raises(InputError, match="file: line 1: no fault of a report: "):
+        read_fault_report([path])
+    with pytest.raises(StoreError, match=r"xxx\.\.\.: 5,000 characters are too long for the name of a file"):
+        headrace.open("x" * 5000)
+    with pytest.raises(StoreError, match=r"'a.x00b': no name of a file: "):
+        headrace.open("a\0b")
 
 
 def test_absurd_sizes_of_megatrons_index_take_no_memory(tmp_path: Path) -> None:
     """A shuffle index over 10^10 samples was made, as far as the memory went."""
     sizes = [2**31 - 1] * 5
     write_raw(tmp_path / "x", "uint16", sizes, [0, 4, 8, 12, 16], [0, 1, 2, 3, 4, 5], bytes(20))
-    with pytest.raises(
-        StoreError, match=r"x.*: (sequence 0 has 2,147,483,647 tokens by the .idx, the .bin holds 10|.*)"
-    ):
+    with pytest.raises(StoreError, match=r"x.*: "):
         GPTDataset(tmp_path / "x", sequence_length=1)
     sizes = [2, 2**31 - 1, 2, 2, 2]
     write_raw(tmp_path / "y", "uint16", sizes, [0, 4, 8, 12, 16], [0, 1, 2, 3, 4, 5], bytes(20))

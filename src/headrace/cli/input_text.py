@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headrace.errors import HeadraceError
-from headrace.prepare.sources.formats import counted_from, format_of, record_noun
+import msgspec
+
+from headrace.errors import HeadraceError, StoreError
+from headrace.prepare.sources.formats import SampleBy, counted_from, format_of, record_noun
 from headrace.stores import Manifest
 
 if TYPE_CHECKING:
@@ -24,8 +26,16 @@ def describe_input(manifest: Manifest, file: int) -> tuple[str, int]:
     """What is counted in an input, and whether people count it from 0 or from 1."""
     entry = manifest.inputs[file]
     kind = entry.format or format_of(entry.path) or "jsonl"
-    unit = record_noun(kind, _records(manifest).get("sample_by", "document"))
+    unit = record_noun(kind, _records(manifest).sample_by)
     return unit, counted_from(unit)
+
+
+class _Records(msgspec.Struct, frozen=True):
+    """What of the options of a run decides what a record is."""
+
+    fields: tuple[str, ...] = ("text",)
+    sample_by: SampleBy = "document"
+    max_record_bytes: int | None = None
 
 
 class InputTexts:
@@ -74,13 +84,11 @@ class InputTexts:
         from headrace.prepare.sources import RecordSpec, find_inputs
 
         options = _records(self._manifest)
-        fields = tuple(options.get("fields", ("text",)))
+        fields = options.fields
         # A recipe reads whole records.
-        spec = RecordSpec(
-            fields=fields, sample_by=options.get("sample_by", "document"), whole=not fields, lists=not fields
-        )
+        spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields, lists=not fields)
         [source] = find_inputs([self._manifest.inputs[file].path], spec=spec)
-        for line, texts in read_records(source, spec, lines, _records(self._manifest).get("max_record_bytes")):
+        for line, texts in read_records(source, spec, lines, options.max_record_bytes):
             self._found[file, line] = dict(zip(fields or ("record",), texts, strict=True))
 
 
@@ -140,7 +148,14 @@ def _offsets(path: Path, lines: list[int]) -> Iterator[tuple[int, int]]:
             begin += len(piece)
 
 
-def _records(manifest: Manifest) -> dict[str, Any]:
-    """The options of the run that decide what a record is."""
-    records = manifest.options.get("records", {})
-    return records if isinstance(records, dict) else {}
+def _records(manifest: Manifest) -> _Records:
+    """The options of the run that decide what a record is.
+
+    Raises:
+        StoreError: they are of other types than any run has written.
+    """
+    try:
+        given = manifest.options.get("records")
+        return msgspec.convert(given if isinstance(given, dict) else {}, _Records)
+    except msgspec.ValidationError as error:
+        raise StoreError(f"the manifest's options: records: {error}; no run writes such") from error

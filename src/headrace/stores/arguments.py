@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import operator
+import os
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StoreError
 from headrace.stores.types import MAIN, IntArray, KeyList, TokenArray
 
 
@@ -112,3 +114,16 @@ def read_only(array: TokenArray) -> TokenArray:
     """The array itself, which can no longer be written to."""
     array.flags.writeable = False
     return array
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Raise StoreError where no file can have the name, nor one of its suffixes: too long, or with a byte 0."""
+    name = os.fspath(path)
+    try:
+        if not os.path.lexists(name):
+            os.lstat(name + ".jsonl.idx")
+    except ValueError as error:
+        raise StoreError(f"{name[:200]!r}: no name of a file: {error}") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise StoreError(f"{name[:80]}...: {len(name):,} characters are too long for the name of a file") from error

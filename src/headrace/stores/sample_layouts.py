@@ -10,6 +10,7 @@ from typing import Final, Literal
 from headrace.errors import ConfigError
 from headrace.io import Reader, reader
 from headrace.stores import hdf5_layout
+from headrace.stores.arguments import check_name
 from headrace.stores.energon.jsonl import JsonlSamplesStore, is_records_of_text
 from headrace.stores.energon.jsonl_index import index_place
 from headrace.stores.energon.layout import folder_kind
@@ -42,6 +43,7 @@ def sample_layout(path: Place | Sequence[Place], using: str | Reader = "mmap") -
     if not isinstance(path, str | os.PathLike):
         return "tar"
     name = os.fspath(path)
+    check_name(name)
     place = Path(name)
     if place.is_dir():
         kind = folder_kind(place)
