@@ -38,6 +38,8 @@ class Subset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         to_end = isinstance(last, str) and last.strip() == "end"
         if _is_count(first) and (_is_count(last) or to_end):
             begin, end = int(first), None if to_end else int(last)
+            if max(begin, end or 0) >= 1 << 62:
+                raise ConfigError(f"the subset {str(list(given))[:80]} ends beyond 2^62 samples")
             if begin < 0 or (end is not None and end < begin):
                 raise ConfigError(f"the subset {list(given)} runs from {begin} to {end}; ends are from 0 on and rise")
             return cls(absolute=(begin, end))

@@ -37,6 +37,7 @@ _OF_KIND: Final[dict[str, tuple[str, ...]]] = {
 }
 _CLASSES: Final = ("Metadataset", "MetadatasetV2")
 _INSTEAD: Final = {"split": "split_part", "subflavour": "subflavors", "repeat": "repetitions", "repeats": "repetitions"}
+_MOST: Final = 1 << 62
 _UNTIL: Final = re.compile(r"([0-9][0-9_,]*)\s+(steps?|samples?)")
 
 
@@ -211,7 +212,10 @@ def _until(value: Any, where: str) -> tuple[int, LengthUnit]:
     match = _UNTIL.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise ConfigError(f"{where}: a number of steps or samples, as 10,000 steps; found {value!r}")
-    return int(match[1].replace(",", "").replace("_", "")), "steps" if match[2].startswith("step") else "samples"
+    digits = match[1].replace(",", "").replace("_", "")
+    return _count(int(digits[:30]), where) if digits.strip("0") else 0, "steps" if match[2].startswith(
+        "step"
+    ) else "samples"
 
 
 def _reference(value: Any, where: str) -> Reference:
@@ -277,6 +281,8 @@ def _name(value: Any, where: str) -> str:
 def _number(value: Any, where: str, *, least: float | None) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
         raise ConfigError(f"{where}: expected a finite number, found {described(value)}")
+    if abs(value) > _MOST:
+        raise ConfigError(f"{where}: expected a number below 2^62, found one of {len(str(value))} digits")
     if least is not None and value < least:
         raise ConfigError(f"{where}: is at least {least}, found {value}")
     return value
@@ -285,6 +291,8 @@ def _number(value: Any, where: str, *, least: float | None) -> float:
 def _count(value: Any, where: str) -> int:
     if not _is_int(value) or value < 1:
         raise ConfigError(f"{where}: expected a whole number from 1 on, found {described(value)}")
+    if value > _MOST:
+        raise ConfigError(f"{where}: expected a whole number below 2^62, found one of {len(str(value))} digits")
     return int(value)
 
 

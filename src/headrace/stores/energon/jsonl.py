@@ -82,7 +82,13 @@ class JsonlSamplesStore(SampleStore):
         end = 0
         for index, size in zip(indices.tolist(), sizes.tolist(), strict=True):
             begin, end = end, end + size
-            found.append(RawSample(str(index), shard, index, {PART: data[begin:end].strip()}))
+            record = data[begin:end].strip()
+            if record[:1] != b"{" or record[-1:] != b"}":
+                raise InputError(
+                    f"{self.path}: sample {index}: {record[:40]!r} by its index is no JSON object from {{ to }}: the file"
+                    " was changed, or the index is of another one; make it anew"
+                )
+            found.append(RawSample(str(index), shard, index, {PART: record}))
         return found
 
     def key(self, index: int) -> str:
