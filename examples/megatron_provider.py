@@ -15,34 +15,34 @@ import corpus
 import headrace
 from headrace.datasets import Dataset
 
+WHOLE = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}  # of parts with data of their own
+
 
 def provider(args: Any, tokenizer: Any) -> Callable[[Sequence[int]], tuple[Dataset | None, ...]]:
     """The provider for Megatron's arguments and tokeniser."""
-    masks = headrace.GPTMasks(
-        eod=tokenizer.eod,
-        pad=getattr(tokenizer, "pad", -1),
+    masks = headrace.GPTMasks.of(
+        tokenizer,
+        allow_ambiguous_pad_tokens=getattr(args, "allow_ambiguous_pad_tokens", False),
         eod_mask_loss=args.eod_mask_loss,
         reset_position_ids=args.reset_position_ids,
         reset_attention_mask=args.reset_attention_mask,
         create_attention_mask=args.create_attention_mask_in_dataloader,
     )
 
-    def part(name: Any, share: float, num_samples: int) -> Dataset | None:
+    def part(name: Any, num_samples: int | None) -> Dataset | None:
+        data = args.data_path or getattr(args, f"{name}_data_path")
+        split = args.split if args.data_path else WHOLE[name]
+        share = dict(zip(WHOLE, [*map(float, split.split(",")), 0, 0], strict=False))[name]
+
         def build(prefix: str, wanted: int | None) -> headrace.GPTDataset:
-            return headrace.GPTDataset(
-                prefix,
-                sequence_length=args.seq_length,
-                num_samples=wanted,
-                seed=args.seed,
-                split=args.split,
-                split_part=name,
-                masks=masks,
-            )
+            options = {"sequence_length": args.seq_length, "seed": args.seed, "split": split, "split_part": name}
+            return headrace.GPTDataset(prefix, num_samples=wanted, masks=masks, **options)
 
-        return headrace.GPTBlend.of(args.data_path, num_samples=num_samples, build=build) if share else None
+        if not (data and share) or num_samples == 0:
+            return None
+        return headrace.GPTBlend.of(data, num_samples=num_samples, build=build, one_part=not args.data_path)
 
-    shares = [*map(float, args.split.split(",")), 0, 0][:3]
-    return lambda num_samples: tuple(map(part, ("train", "valid", "test"), shares, num_samples))
+    return lambda num_samples: tuple(map(part, WHOLE, num_samples))
 
 
 if __name__ == "__main__":
@@ -52,5 +52,5 @@ if __name__ == "__main__":
     flags["create_attention_mask_in_dataloader"] = False
     options = Namespace(data_path=paths, seq_length=128, seed=1234, split="90,10", **flags)
     datasets = provider(options, Namespace(eod=0))([400, 40, 0])
-    for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):
+    for name, dataset in zip(WHOLE, datasets, strict=True):
         print(name, None if dataset is None else f"{len(dataset)} samples, the first is {dataset[0]['tokens'][:4]}")

@@ -50,6 +50,27 @@ def test_three_parts_as_megatron_writes_them(run: Any) -> None:
     ]
 
 
+def test_a_single_prefix_with_a_weight(run: Any) -> None:
+    """Facts of megatron-core 0.16.1: of ``--train-data-path 1.0 A`` four files of its dataset, of ``--data-path`` a blend."""
+    shared = ("--sequence-length", 16, "--tokenizer-identifiers", "tokenizer.json", "--num-samples", 200)
+    own = ("--data-of", "train", "--path-to-cache")
+    assert run("export-cache", "1.0", "data/web", *shared, *own, "own").exit_code == 0
+    assert run("export-cache", "data/web", *shared, *own, "plain").exit_code == 0
+    assert files("own") == files("plain")
+    assert len(files("own")) == 4
+    assert (
+        run("export-cache", "1.0", "data/web", *shared, "--split", "1,0,0", "--path-to-cache", "blend").exit_code == 0
+    )
+    assert len(files("blend")) == 7
+    old = ("--era", "core_v0.5", *own, "old")
+    assert run("export-cache", "1.0", "data/web", *shared, *old).exit_code == 0
+    assert len(files("old")) == 7, "Megatron-core before 0.7 blends it"
+    refused = run("export-cache", "1.0", "data/web", *shared[:-1], "all", *own, "none")
+    assert refused.exit_code == 2
+    assert "has weights, but num_samples is None" in refused.stderr
+    assert not Path("none").exists()
+
+
 def test_options_of_another_description(run: Any) -> None:
     done = run("export-cache", "data/web", "--like", f"cache/{TRAIN}-description.txt", "--num-samples", 25)
     assert done.exit_code == 0

@@ -94,9 +94,18 @@ def test_records_whose_borders_were_not_stored_are_refused(tmp_path: Path) -> No
     keys = ("chosen", "chosen_mask", "rejected", "rejected_mask")
     meta = ", ".join(f'"{key}": {{"shape": [4], "dtype": "uint8"}}' for key in keys)
     path = write_raw_keyed(tmp_path / "dpo", f"{{{meta}}}".encode(), dict.fromkeys(keys, b"\0\1\1\1"))
-    with pytest.raises(ConfigError, match="1 shards of one record each: the borders of records were not stored"):
+    with pytest.raises(ConfigError, match="1 shards of one piece each: the borders of records were not stored"):
         load_dataset("dpo", path, 2)
     assert len(load_dataset("dpo", path, 2, layout="windows")) == 1
+
+
+def test_a_single_record_with_offsets_is_one(tmp_path: Path) -> None:
+    [pair] = records_made.preferences(1, 1)
+    path = records_made.write(tmp_path / "dpo", [pair])
+    dataset = load_dataset("dpo", path, 8)
+    assert len(dataset) == 1
+    assert {name: value.tolist() for name, value in dataset[0].items()} == pair
+    assert len(load_dataset("grpo", records_made.write(tmp_path / "grpo", records_made.groups(2, 1)), 8)) == 1
 
 
 def test_the_dataset_behind_goes_into_a_loader(tmp_path: Path) -> None:

@@ -254,3 +254,46 @@ def test_one_line(prefix: Path) -> None:
         "core order of Megatron, seed 1234: train of 1,0,0, samples of 6 tokens from 2 epochs"
     )
     assert "\n" not in repr(dataset)
+
+
+class Tokens:
+    """A tokenizer of Megatron's kind."""
+
+    def __init__(self, **ids: object) -> None:
+        self.__dict__.update(ids)
+
+
+class RaisingPad(Tokens):
+    @property
+    def pad(self) -> int:
+        raise NotImplementedError("this tokenizer has no pad")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pad"),
+    [
+        (Tokens(eod=3, pad=7), 7),
+        (Tokens(eod=3), -1),
+        (Tokens(eod=3, pad=None), -1),
+        (Tokens(eod=3, pad=3), -1),
+        (Tokens(eod=3, pad=7, eos=7), -1),
+        (RaisingPad(eod=3), -1),
+        (Tokens(eod=3, pad=7, special_tokens_dict={"pad_token": 7, "sep_token": 7}), -1),
+        (Tokens(eod=3, pad=3, special_tokens_dict={"pad_token": 3, "sep_token": 7}), 3),
+        (Tokens(eod=3, pad=3, special_tokens_dict={}), -1),
+    ],
+)
+def test_the_pad_of_a_tokenizer(tokenizer: object, pad: int) -> None:
+    """Facts of megatron-core 0.16.1; tests/interop compares the samples live."""
+    assert GPTMasks.of(tokenizer) == GPTMasks(eod=3, pad=pad)
+    own = getattr(tokenizer, "pad", None) if not isinstance(tokenizer, RaisingPad) else None
+    ambiguous = GPTMasks.of(tokenizer, allow_ambiguous_pad_tokens=True, eod_mask_loss=True)
+    assert ambiguous == GPTMasks(eod=3, pad=-1 if own is None else own, eod_mask_loss=True)
+
+
+def test_a_tokenizer_without_an_end_of_document() -> None:
+    assert GPTMasks.of(Tokens(pad=7)) == GPTMasks(pad=7)
+    with pytest.raises(ConfigError, match="need the id of eod"):
+        GPTMasks.of(Tokens(pad=7), eod_mask_loss=True)
+    with pytest.raises(ConfigError, match=r"pad is None.*GPTMasks.of\(tokenizer\)"):
+        GPTMasks(pad=None)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import pytest
 
 import corpora
 from headrace import ConfigError, Loader, Order, Run
+from headrace.datasets import Dataset
 from headrace.datasets.gpt import GPTDataset
 from headrace.datasets.gpt_blend import GPTBlend
 from headrace.datasets.gpt_masks import GPTMasks
@@ -68,6 +69,36 @@ def test_data_paths_as_megatron_writes_them(folder: Path) -> None:
     assert isinstance(one, GPTDataset)
     assert len(GPTBlend.of(f"{folder}/a {folder}/b", num_samples=9, build=remember)) == 9
     assert len(GPTBlend.of(f"{folder}/a {folder}/b", num_samples=9999, build=remember)) == 19 + 11
+
+
+def test_a_single_prefix_with_a_weight(folder: Path) -> None:
+    """Of a part's own list it is the dataset itself, of ``--data-path`` a blend; tests/interop compares with Megatron."""
+    wanted: list[int | None] = []
+    path = f"1.0 {folder}/a"
+
+    def of(split: str, one_part: bool | None = None) -> Dataset:
+        def remember(prefix: str, num_samples: int | None) -> GPTDataset:
+            wanted.append(num_samples)
+            return build(folder, Path(prefix).name, num_samples, split=split)
+
+        wanted.clear()
+        return GPTBlend.of(path, num_samples=200, build=remember, one_part=one_part)
+
+    for split, one_part in (("1,0,0", None), ("1,0,0", True), ("98,2", True)):
+        assert isinstance(of(split, one_part), GPTDataset)
+        assert wanted == [200]
+    for split, one_part in (("98,2", None), ("1,0,0", False), ("98,2", False)):
+        blend = of(split, one_part)
+        assert isinstance(blend, GPTBlend)
+        assert len(blend) == 200
+        assert wanted[-1] == 201, "half a percent more"
+
+
+@pytest.mark.parametrize("words", ["0.9 {0}/a 0.1 {0}/b", "1.0 {0}/a"])
+def test_weights_need_a_number_of_samples(folder: Path, words: str) -> None:
+    """Megatron refuses them too; each sample once would be another mix."""
+    with pytest.raises(ConfigError, match="has weights, but num_samples is None"):
+        GPTBlend.of(words.format(folder), num_samples=None, build=lambda prefix, _: build(folder, Path(prefix).name))
 
 
 def test_what_a_blend_refuses(folder: Path) -> None:

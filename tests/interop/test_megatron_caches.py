@@ -170,11 +170,12 @@ def test_one_dataset(peer: Peer, tmp_path: Path, forbid: Any, seed: int) -> None
 @pytest.mark.parametrize("seed", range(cases(8, 100)))
 def test_blends(peer: Peer, tmp_path: Path, forbid: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    prefixes = [str(tmp_path / name) for name in "abc"[: int(rng.integers(2, 4))]]
+    prefixes = [str(tmp_path / name) for name in "abc"[: int(rng.integers(1, 4))]]
     for prefix in prefixes:
         write(peer, Path(prefix), rng)
     per_part = bool(rng.random() < 0.4)
-    weights = [float(weight) for weight in rng.integers(1, 9, len(prefixes))] if rng.random() < 0.6 else None
+    weighted = len(prefixes) == 1 or rng.random() < 0.6
+    weights = [float(weight) for weight in rng.integers(1, 9, len(prefixes))] if weighted else None
     wanted = int(rng.integers(1, 300)) if weights is not None or rng.random() < 0.5 else None
     options: dict[str, Any] = {"random_seed": seed, "sequence_length": 5, "split": None if per_part else "1,0,0"}
     options |= {"blend_per_split": [(prefixes, weights), None, None]} if per_part else {"blend": (prefixes, weights)}
@@ -184,6 +185,7 @@ def test_blends(peer: Peer, tmp_path: Path, forbid: Any, seed: int) -> None:
         words,
         num_samples=wanted,
         build=lambda prefix, n: GPTDataset(prefix, sequence_length=5, num_samples=n, seed=seed),
+        one_part=per_part,
     )
     export_cache(ours, tokenizer=Tokenizer.unique_identifiers, path_to_cache=tmp_path / "ours", one_part=per_part)
     assert files(tmp_path / "ours") == files(tmp_path / "theirs")
@@ -191,9 +193,12 @@ def test_blends(peer: Peer, tmp_path: Path, forbid: Any, seed: int) -> None:
     again = build(peer, [wanted] * 3, tmp_path / "ours", **options)[0]
     assert torch.equal(again[len(again) - 1]["tokens"], theirs[len(theirs) - 1]["tokens"])
     verdicts = check(tmp_path / "theirs", CacheReading())
-    assert len(verdicts) == len(prefixes) + 1
+    is_blend = len(prefixes) > 1 or not per_part
+    assert len(files(tmp_path / "theirs")) == 4 * len(prefixes) + 3 * is_blend
+    assert len(verdicts) == len(prefixes) + is_blend
     assert all(verdict.ok and verdict.is_own_order for verdict in verdicts)
-    [path] = (tmp_path / "theirs").glob("*-BlendedDataset-train-description.txt")
+    kind = "BlendedDataset" if is_blend else "GPTDataset"
+    [path] = (tmp_path / "theirs").glob(f"*-{kind}-train-description.txt")
     read = open_cache(path)
     assert np.array_equal(read.read(np.arange(len(read)))["tokens"], ours.read(np.arange(len(ours)))["tokens"])
 

@@ -105,7 +105,7 @@ def test_samples(megatron: Any, tmp_path: Path, seed: int) -> None:
         split_part=part,  # type: ignore[arg-type]
         add_extra_token_to_sequence=extra,
         drop_last_partial_validation_sequence=drop,
-        masks=GPTMasks(eod=3, pad=getattr(tokenizer, "pad", -1), create_attention_mask=create, **flags),
+        masks=GPTMasks.of(tokenizer, create_attention_mask=create, **flags),
     )
     assert len(ours) == len(theirs)
     for name in ("document_index", "sample_index", "shuffle_index"):
@@ -129,6 +129,79 @@ def alone(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+class PadOfNone(Tokenizer):
+    pad = None  # type: ignore[assignment]
+
+
+class PadOfEod(Tokenizer):
+    pad = 3
+
+
+class PadOfEos(Tokenizer):
+    eos = 7
+
+
+class PadThatRaises(Tokenizer):
+    @property
+    def pad(self) -> int:  # type: ignore[override]
+        raise RuntimeError("no pad here")
+
+
+class PadOfASpecialToken(Tokenizer):
+    special_tokens_dict: dict[str, int] = {"pad_token": 7, "sep_token": 7}  # noqa: RUF012
+
+
+class PadOfItsOwn(Tokenizer):
+    """Where there is a list of special tokens, neither ``eos`` nor ``eod`` is asked for."""
+
+    pad = 3
+    special_tokens_dict: dict[str, int] = {"pad_token": 3, "sep_token": 7}  # noqa: RUF012
+
+
+class NoEosAtAll(Tokenizer):
+    special_tokens_dict: dict[str, int] = {}  # noqa: RUF012
+
+    @property
+    def eos(self) -> int:
+        raise NotImplementedError
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("allow", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [Tokenizer, NoPad, PadOfNone, PadOfEod, PadOfEos, PadThatRaises, PadOfASpecialToken, PadOfItsOwn, NoEosAtAll],
+)
+def test_the_pad_of_a_tokenizer(megatron: Any, tmp_path: Path, kind: type, allow: bool) -> None:
+    """`GPTMasks.of` settles it as ``MegatronDataset`` does, and the samples are the same."""
+    gpt, indexed, utils = megatron
+    count = write(indexed, tmp_path / "x", np.random.default_rng(1), least=20)
+    config = gpt.GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=9,
+        blend=([str(tmp_path / "x")], None),
+        split="1,0,0",
+        path_to_cache=str(tmp_path / "cache"),
+        tokenizer=kind(),
+        create_attention_mask=False,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=True,
+        allow_ambiguous_pad_tokens=allow,
+    )
+    low = indexed.IndexedDataset(str(tmp_path / "x"))
+    theirs = gpt.GPTDataset(
+        low, str(tmp_path / "x"), np.arange(count, dtype=np.int32), 45, utils.Split["train"], config
+    )
+    masks = GPTMasks.of(kind(), allow_ambiguous_pad_tokens=allow, eod_mask_loss=True)
+    assert masks.pad == (-1 if theirs._pad_token_id is None else theirs._pad_token_id)
+    ours = GPTDataset(tmp_path / "x", sequence_length=9, num_samples=45, seed=1, masks=masks)
+    for i in range(45):
+        mine, expected = ours[i], theirs[i]
+        for name, value in expected.items():
+            assert torch.equal(torch.from_numpy(mine[name]), value), name
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("seed", range(cases(15, 200)))
@@ -138,10 +211,11 @@ def test_blends(megatron: Any, tmp_path: Path, seed: int) -> None:
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 
     rng = np.random.default_rng(seed)
-    prefixes = [str(tmp_path / name) for name in "abcd"[: int(rng.integers(2, 5))]]
+    prefixes = [str(tmp_path / name) for name in "abcd"[: int(rng.integers(1, 5))]]
     for prefix in prefixes:
         write(indexed, Path(prefix), rng)
-    weights = [float(weight) for weight in rng.integers(1, 9, len(prefixes))] if rng.random() < 0.7 else None
+    weighted = len(prefixes) == 1 or rng.random() < 0.7
+    weights = [float(weight) for weight in rng.integers(1, 9, len(prefixes))] if weighted else None
     wanted = int(rng.integers(1, 300)) if weights is not None or rng.random() < 0.5 else None
     config = gpt.GPTDatasetConfig(
         random_seed=seed,
@@ -164,6 +238,7 @@ def test_blends(megatron: Any, tmp_path: Path, seed: int) -> None:
         words,
         num_samples=wanted,
         build=lambda prefix, n: GPTDataset(prefix, sequence_length=4, num_samples=n, seed=seed),
+        one_part=False,
     )
     assert isinstance(ours, GPTBlend)
     assert np.array_equal(ours.dataset_index, theirs.dataset_index)
@@ -192,27 +267,27 @@ def test_the_drop_in_provider(megatron: Any, tmp_path: Path, monkeypatch: pytest
         write(indexed, Path(prefix), rng, least=40)
     flags = {name: bool(rng.random() < 0.5) for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")}
     wanted = [int(n) for n in rng.integers(1, 80, 2)] + [0]
+    kind = [Tokenizer, PadOfEod, PadOfNone, PadThatRaises][seed % 4]
+    if seed % 2:
+        data = {"blend_per_split": [(prefixes, [0.6, 0.4]), (prefixes[:1], [1.0]), None]}
+        own = {"data_path": None, "split": None, "train_data_path": ["0.6", prefixes[0], "0.4", prefixes[1]]}
+        own |= {"valid_data_path": ["1.0", prefixes[0]], "test_data_path": None}
+    else:
+        data = {"blend": (prefixes, [0.6, 0.4]), "split": "70,30"}
+        own = {"data_path": ["0.6", prefixes[0], "0.4", prefixes[1]], "split": "70,30"}
     config = gpt.GPTDatasetConfig(
         random_seed=seed,
         sequence_length=6,
-        blend=(prefixes, [0.6, 0.4]),
-        split="70,30",
+        **data,
         path_to_cache=str(tmp_path / "cache"),
-        tokenizer=Tokenizer(),
+        tokenizer=kind(),
         create_attention_mask=True,
         **flags,
     )
     config.mid_level_dataset_surplus = 0.005
     theirs = BlendedMegatronDatasetBuilder(gpt.GPTDataset, [*wanted[:2], 1], lambda: True, config).build()
-    args = Namespace(
-        data_path=["0.6", prefixes[0], "0.4", prefixes[1]],
-        seq_length=6,
-        seed=seed,
-        split="70,30",
-        create_attention_mask_in_dataloader=True,
-        **flags,
-    )
-    ours = megatron_provider.provider(args, Tokenizer())(wanted)
+    args = Namespace(seq_length=6, seed=seed, create_attention_mask_in_dataloader=True, **flags, **own)
+    ours = megatron_provider.provider(args, kind())(wanted)
     assert ours[2] is None
     assert theirs[2] is None
     for mine, expected in zip(ours[:2], theirs[:2], strict=True):
@@ -220,7 +295,7 @@ def test_the_drop_in_provider(megatron: Any, tmp_path: Path, monkeypatch: pytest
         batches = torch.utils.data.DataLoader(mine, batch_size=len(mine))
         [batch] = list(batches)
         for i in range(len(mine)):
-            for one in expected.datasets:
+            for one in getattr(expected, "datasets", [expected]):
                 one.masks_and_position_ids_are_cached = False
             for name, value in expected[i].items():
                 assert torch.equal(batch[name][i], torch.as_tensor(value)), name
@@ -238,7 +313,7 @@ def test_blends_per_split(megatron: Any, tmp_path: Path, seed: int) -> None:
     prefixes = [str(tmp_path / name) for name in "abc"]
     for prefix in prefixes:
         write(indexed, Path(prefix), rng, least=20)
-    parts = [(prefixes[:2], [0.3, 0.7]), (prefixes[1:], None), (prefixes[:1], None)]
+    parts = [(prefixes[:2], [0.3, 0.7]), (prefixes[1:], None), (prefixes[:1], [[1.0], None, [0.3]][seed % 3])]
     wanted = [int(n) for n in rng.integers(1, 80, 3)]
     config = gpt.GPTDatasetConfig(
         random_seed=seed,
@@ -269,5 +344,6 @@ def test_blends_per_split(megatron: Any, tmp_path: Path, seed: int) -> None:
         words = names if weights is None else [str(w) for pair in zip(weights, names, strict=True) for w in pair]
         ours = GPTBlend.of(words, num_samples=wanted[number], build=build)
         assert len(ours) == len(theirs[number])
+        assert isinstance(ours, GPTBlend) == hasattr(theirs[number], "dataset_index")
         for i in rng.integers(0, len(ours), 10).tolist():
             assert torch.equal(torch.from_numpy(ours[i]["tokens"]), theirs[number][i]["tokens"])

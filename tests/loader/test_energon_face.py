@@ -235,6 +235,27 @@ def test_a_stopped_validation_goes_on_and_then_begins_anew(root: Path) -> None:
         assert [next(iter(loader))["text"] for loader in second] == [["40", "41"], ["42", "43"], ["44", "45"]]
 
 
+@pytest.mark.parametrize("order", ["energon", "shards"])
+@pytest.mark.parametrize("taken", [None, 4, 2])
+def test_a_state_behind_a_pass_begins_the_next_one(root: Path, order: Any, taken: int | None) -> None:
+    """21 samples in batches of 6, all of them with or without the end of the iteration; as Energon resumes."""
+
+    def make() -> EnergonLoader:
+        dataset = get_val_dataset(root, worker_config=alone(), batch_size=6, order=order, **media_texts.TEXT)
+        return get_loader(dataset)
+
+    stopped = make()
+    whole = [batch["text"] for batch in make()]
+    assert len(whole) == 4
+    given = [batch["text"] for batch in itertools.islice(stopped, taken)]
+    assert given == whole[:taken]
+    resumed = make()
+    resumed.restore_state_rank(stopped.save_state_rank())
+    for loader in (resumed, stopped):
+        assert [batch["text"] for batch in loader] == (whole[2:] if taken == 2 else whole)
+        assert [batch["text"] for batch in loader] == whole
+
+
 def test_limits_and_single_datasets_of_validation(root: Path, sources: dict[str, MediaDataset]) -> None:
     for rank in range(2):
         config = WorkerConfig(rank, 2, 0)

@@ -166,6 +166,24 @@ def test_validation(root: Path, world_size: int, num_workers: int) -> None:
     assert all(found[position] == wanted[position] for position in range(14))
 
 
+@pytest.mark.parametrize("encoder", [Noisy(), None])
+def test_a_rank_without_samples_has_the_fields_of_the_others(root: Path, encoder: Any) -> None:
+    """14 samples in threes for 4 ranks: the 2 that are left are dealt to two of them, and all have as many batches."""
+    lasts = []
+    for rank in range(4):
+        config = WorkerConfig(rank, 4, 0)
+        options = {"worker_config": config, "batch_size": 3, "task_encoder": encoder, **media_texts.TEXT}
+        batches = list(loader_of(get_val_dataset(root, **options)))
+        assert len(batches) == 2
+        lasts.append(batches[-1])
+    assert sorted(len(batch["text"]) for batch in lasts) == [0, 0, 1, 1]
+    assert len({frozenset(batch) for batch in lasts}) == 1
+    for batch in lasts:
+        assert len(batch["__key__"]) == len(batch["sample_positions"]) == len(batch["text"])
+        if encoder is not None:
+            assert batch["noise"].shape == (len(batch["text"]), 1)
+
+
 def test_around_each_dataset_of_a_mix(root: Path) -> None:
     """The same as a mix of encoded ones; a range keeps the numbers that samples have in the whole."""
     media = MediaDataset.open(root, **media_texts.TEXT)

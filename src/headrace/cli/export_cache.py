@@ -60,6 +60,8 @@ def command(
     wanted = numbers(num_samples, data_of)
     options = cache_options(named, data_of)
     flags = {
+        # Megatron-core before 0.7 blends a single prefix that has a weight, in a part's own list too.
+        "one_part": data_of is not None and options["era"] == "core",
         "add_extra_token_to_sequence": not no_extra_token,
         "drop_last_partial_validation_sequence": not keep_partial_validation,
     }
@@ -183,4 +185,6 @@ def _blend(
             drop_last_partial_validation_sequence=options["drop_last_partial_validation_sequence"],
         )
 
-    return GPTBlend.of(list(data), num_samples=num_samples, build=build, era=options["blend_era"])
+    return GPTBlend.of(
+        list(data), num_samples=num_samples, build=build, one_part=options["one_part"], era=options["blend_era"]
+    )

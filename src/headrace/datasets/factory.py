@@ -19,7 +19,7 @@ from headrace.datasets.preference_records import PreferenceDataset
 from headrace.datasets.sft_records import SFTDataset
 from headrace.datasets.stream_windows import COMPUTED, FIELDS, StreamWindows, TrainType
 from headrace.errors import ConfigError
-from headrace.stores import Store, open_keys
+from headrace.stores import KeyedStore, Store, open_keys
 from headrace.stores import open_tokens as open_store
 
 Layout = Literal["windows", "records"]
@@ -250,10 +250,16 @@ def _shards(store: Store) -> tuple[Store, ...]:
 
 
 def _check_borders(store: Store) -> None:
-    """Raise ConfigError where a shard is one piece: AstrAI's own pipeline writes none of the borders of its records."""
+    """Raise ConfigError where a shard is one piece: AstrAI's own pipeline writes none of the borders of its records.
+
+    One record with offsets is a record; a dataset of HDF5 may be one, or all of them.
+    """
     shards = _shards(store)
-    if all(len(shard) <= 1 for shard in shards) and shards[0].format in ("keyed", "hdf5"):
+    if all(
+        not shard.has_offsets if isinstance(shard, KeyedStore) else shard.format == "hdf5" and len(shard) <= 1
+        for shard in shards
+    ):
         raise ConfigError(
-            f"{store.path}: {len(shards)} shards of one record each: the borders of records were not stored. Prepare"
+            f"{store.path}: {len(shards)} shards of one piece each: the borders of records were not stored. Prepare"
             " the store again, or compare with AstrAI's windows, layout='windows'"
         )

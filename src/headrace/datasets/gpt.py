@@ -20,6 +20,8 @@ from headrace.stores import IndexedStore, Store
 from headrace.stores import open_tokens as open_store
 
 SPLIT_PARTS = ("train", "valid", "test")
+ONE_PART_SPLITS = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}
+"""The split of data that are of one part alone, where Megatron has none."""
 _ROWS = ("tokens", "labels", "loss_mask")
 _INT64, _INT32, _FLOAT32, _BOOL = (np.dtype(kind) for kind in (np.int64, np.int32, np.float32, np.bool_))
 

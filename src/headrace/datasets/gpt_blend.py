@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, Sample, shown_fields
-from headrace.datasets.gpt import GPTDataset
+from headrace.datasets.gpt import ONE_PART_SPLITS, GPTDataset
 from headrace.datasets.tokenizers import check_one_tokenizer
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -83,31 +83,46 @@ class GPTBlend(Dataset):
         *,
         num_samples: int | None,
         build: Callable[[str, int | None], Dataset],
+        one_part: bool | None = None,
         era: Era = "core",
         allow_different_tokenizers: bool = False,
     ) -> Dataset:
-        """What Megatron's builder makes of ``--data-path``, one dataset where there is but one prefix.
+        """What Megatron's builder makes of ``--data-path``, or of a part's own list (``--train-data-path`` and its like).
+
+        A single prefix is its dataset. With a weight it is so in a part's own list only: ``--data-path 1.0 A`` is a
+        blend of one dataset, which Megatron builds for 0.5 % more samples and caches under other names.
 
         Args:
             blend: ``"0.3 A 0.7 B"``, or prefixes alone, or a list of these words.
-            num_samples: how many are wanted; None for each sample once.
+            num_samples: how many are wanted; None for each sample once, of prefixes without weights.
             build: makes the dataset of a prefix with so many samples at least, None for one epoch.
-            allow_different_tokenizers: as for the class.
+            one_part: whether the list is that of one part alone. None: it is if the dataset has a split of
+                ``"1,0,0"``, ``"0,1,0"`` or ``"0,0,1"``; only a single prefix with a weight asks for it.
             era: how many each dataset is built for, which decides its order: since Megatron-LM of 2025-02, or before.
+            allow_different_tokenizers: as for the class.
 
         Raises:
-            ConfigError: the blend cannot be read, or as for the class.
+            ConfigError: the blend cannot be read, weights come without a number of samples, or as for the class.
         """
         prefixes, weights = parse_blend(blend)
         allow = allow_different_tokenizers
-        if weights is None and len(prefixes) == 1:
-            return build(prefixes[0], num_samples)
-        if weights is None or num_samples is None:
+        if weights is None:
+            if len(prefixes) == 1:
+                return build(prefixes[0], num_samples)
             datasets = [build(prefix, None) for prefix in prefixes]
             if num_samples is None:
                 return cls(datasets, allow_different_tokenizers=allow)
             lengths = [len(dataset) for dataset in datasets]
             return cls(datasets, weights=lengths, size=min(num_samples, sum(lengths)), allow_different_tokenizers=allow)
+        if num_samples is None:
+            raise ConfigError(
+                f"the blend {blend!r} has weights, but num_samples is None, which is each sample once: say how many"
+                " samples are wanted, or leave the weights out (Megatron refuses this too)"
+            )
+        if len(prefixes) == 1 and one_part is not False:
+            dataset = build(prefixes[0], num_samples)
+            if one_part or (isinstance(dataset, GPTDataset) and dataset.split == ONE_PART_SPLITS[dataset.split_part]):
+                return dataset
         # Megatron's builder normalises, and its blend once more; the last bit may decide.
         shares = normalised_weights(weights)
         sizes = blend_sizes(shares, num_samples, era=era)

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.datasets.gpt import GPTDataset
+from headrace.datasets.gpt import ONE_PART_SPLITS, GPTDataset
 from headrace.datasets.gpt_blend import GPTBlend
 from headrace.datasets.gpt_masks import GPTMasks
 from headrace.errors import ConfigError, StaleCacheError
@@ -45,7 +45,6 @@ from headrace.plan.megatron.cache_names import (
 from headrace.stores import Problem, Store
 from headrace.stores.index_cache import map_array, read_text
 
-_WHOLE = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}
 _CHUNK = 1 << 20
 
 
@@ -132,7 +131,7 @@ class CachedGPTDataset(GPTDataset):
             sequence_length=facts.sequence_length,
             num_samples=facts.num_samples,
             seed=facts.random_seed,
-            split=facts.split or _WHOLE[facts.index_split],
+            split=facts.split or ONE_PART_SPLITS[facts.index_split],
             split_part=facts.index_split,
             add_extra_token_to_sequence=reading.add_extra_token_to_sequence,
             drop_last_partial_validation_sequence=reading.drop_last_partial_validation_sequence,

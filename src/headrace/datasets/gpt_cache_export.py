@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.gpt import SPLIT_PARTS, GPTDataset
+from headrace.datasets.gpt import ONE_PART_SPLITS, SPLIT_PARTS, GPTDataset
 from headrace.datasets.gpt_blend import GPTBlend
 from headrace.errors import ConfigError
 from headrace.plan.megatron import GPTOrder, split_ranges
@@ -151,7 +151,7 @@ def _checked(dataset: GPTDataset, one_part: bool) -> tuple[GPTDataset, str, GPTO
     if one_part:
         ranges = split_ranges(dataset.split, store.num_documents, era="core")
         if ranges[SPLIT_PARTS.index(dataset.split_part)] != (0, store.num_documents):
-            whole = ",".join("1" if part == dataset.split_part else "0" for part in SPLIT_PARTS)
+            whole = ONE_PART_SPLITS[dataset.split_part]
             raise ConfigError(f"{store.path}: data of one part alone have split={whole!r}, found {dataset.split!r}")
     return dataset, store.prefix, order
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import msgspec
@@ -22,11 +23,11 @@ class GPTMasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``create_attention_mask``: a field ``attention_mask``, (1, S, S) bool, True where a token may *not* look.
     ``inter_document_masking``: fields ``cu_seqlens`` and ``max_seqlen`` with the borders of the documents that a sample
         is made of, whatever tokens they end with, and positions that begin at 0 in each; goes with no other mask.
-    ``pad``: the id that fills up a partial last sample, where the loss is 0 and the token 0. Megatron takes that of the
-        tokeniser, or -1 where it has none of its own; a real token of this id is made 0 too, as there.
+    ``pad``: the id that fills up a partial last sample, where the loss is 0 and the token 0. A real token of this id is
+        made 0 without loss too, as in Megatron: so it is -1 where the tokeniser has no pad of its own. `of` settles it.
 
     Raises:
-        ConfigError: options that do not go together.
+        ConfigError: options that do not go together, or a ``pad`` that is no integer.
     """
 
     eod: int | None = None
@@ -39,6 +40,11 @@ class GPTMasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Check what goes together."""
+        if not isinstance(self.pad, int):
+            raise ConfigError(
+                f"pad is {self.pad!r}; it is the id of a token, or -1 for none. GPTMasks.of(tokenizer) takes it from a"
+                " tokenizer as Megatron does"
+            )
         if self.eod is None and (self.eod_mask_loss or self.reset_position_ids or self.reset_attention_mask):
             raise ConfigError("eod_mask_loss, reset_position_ids and reset_attention_mask need the id of eod")
         if self.reset_attention_mask and not self.create_attention_mask:
@@ -53,6 +59,52 @@ class GPTMasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "inter_document_masking has borders and positions of its own: leave create_attention_mask, "
                 "reset_attention_mask and reset_position_ids out"
             )
+
+    @classmethod
+    def of(cls, tokenizer: Any, *, allow_ambiguous_pad_tokens: bool = False, **options: bool) -> GPTMasks:
+        """The masks for a tokenizer of Megatron's kind, with its ``eod``, and its ``pad`` as ``MegatronDataset`` takes it.
+
+        The pad is -1, which no token is, where
+
+        - the tokenizer has none: no ``pad``, one that raises an error, or None;
+        - its pad is another special token too: a value of its ``special_tokens_dict`` besides ``pad_token``, or where
+          that is missing or empty, its ``eos`` or ``eod``. Else every end of a document would be token 0 without loss.
+
+        ``eod`` is None where the tokenizer has none: options that need it are then refused.
+
+        Args:
+            tokenizer: an object with ``eod`` and, if it has one, ``pad``.
+            allow_ambiguous_pad_tokens: take a pad that is another special token all the same, as Megatron's option of
+                this name does, and Megatron of before 2025-10 always did.
+            options: the other options of the class: ``eod_mask_loss=True``, ...
+
+        Raises:
+            ConfigError: as for the class.
+        """
+        try:
+            pad = tokenizer.pad
+        except Exception:  # Megatron too asks for no kind: those of its tokenizers that have none raise many
+            pad = None
+        if pad is not None and not allow_ambiguous_pad_tokens and pad in _other_special_tokens(tokenizer):
+            pad = None
+        eod = _id_or_none(tokenizer, "eod")
+        return cls(eod=None if eod is None else index(eod), pad=-1 if pad is None else index(pad), **options)
+
+
+def _other_special_tokens(tokenizer: Any) -> list[Any]:
+    """What Megatron compares the pad with."""
+    try:
+        found = [value for name, value in tokenizer.special_tokens_dict.items() if name != "pad_token"]
+    except (AttributeError, IndexError, ValueError):
+        found = []
+    return found or [_id_or_none(tokenizer, "eos"), _id_or_none(tokenizer, "eod")]
+
+
+def _id_or_none(tokenizer: Any, name: str) -> Any:
+    try:
+        return getattr(tokenizer, name)
+    except (AttributeError, NotImplementedError):
+        return None
 
 
 def position_ids(tokens: IntArray, eod: int) -> IntArray:

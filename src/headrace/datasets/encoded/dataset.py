@@ -12,8 +12,9 @@ from headrace.datasets.encoded.batches import one_batch
 from headrace.datasets.encoded.keys import address_of, marked, restore_key_of
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
 from headrace.datasets.media import MediaDataset, SampleDataset
+from headrace.datasets.media.collating import without_rows
 from headrace.datasets.trace_origins import Origins
-from headrace.encoders import EncoderPipeline, ErrorPolicy, TaskEncoder, bound_cookers
+from headrace.encoders import EncoderPipeline, ErrorPolicy, TaskEncoder, bound_cookers, collecting
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -154,9 +155,13 @@ class EncodedDataset(SampleDataset):
         return sample
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """Samples as one batch, by ``batch`` and ``encode_batch``, in columns."""
+        """Samples as one batch, by ``batch`` and ``encode_batch``, in columns.
+
+        Without samples it is the batch of the first one, without its row: a rank that has none has the same fields.
+        """
         if not samples:
-            return {name: [] for name in self.columns}
+            with collecting():  # its faults belong to the batch that it is in
+                return without_rows(self.collate(self.samples(self.locate(np.zeros(1, dtype=np.int64)))))
         first = samples[0]
         key = restore_key_of(first)
         address = address_of(key)

@@ -19,8 +19,9 @@ from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
 from headrace.datasets.measuring.chunk import measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
 from headrace.datasets.media import SampleDataset
+from headrace.datasets.media.collating import without_rows
 from headrace.datasets.trace_origins import Origins
-from headrace.encoders import HookFailure, Place
+from headrace.encoders import HookFailure, Place, collecting
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray, KeyArray
@@ -167,9 +168,14 @@ class MeasuredDataset(SampleDataset):
         return packs[0].sample
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """Samples as one batch, by ``batch`` and ``encode_batch``, in columns; of groups the samples of one unit."""
+        """Samples as one batch, by ``batch`` and ``encode_batch``, in columns; of groups the samples of one unit.
+
+        Without samples it is the batch of the first unit, without its rows: a rank that has none has the same fields.
+        """
         if not samples:
-            return {name: [] for name in self.columns}
+            with collecting():  # its faults belong to the batch that it is in
+                first = self.samples(self.locate(np.zeros(1, dtype=np.int64)))
+                return without_rows(self.collate(first), len(first[0]) if isinstance(first[0], list) else 1)
         if isinstance(samples[0], list):
             if len(samples) != 1:
                 raise ConfigError(

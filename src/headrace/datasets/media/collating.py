@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.samples.media import pad_stack
 from headrace.samples.media.rows import Allocate, Rows, reading_rows
 
-__all__ = ["Allocate", "Rows", "collated", "reading_rows"]
+__all__ = ["Allocate", "Rows", "collated", "reading_rows", "without_rows"]
 
 STACKED = frozenset("?bBhHiIlLqQefdFD")
 """Codes of the dtypes of which tensors can be made."""
@@ -37,6 +37,21 @@ def collated(samples: Sequence[Any]) -> dict[str, Any]:
                 " the same fields; give the datasets one sample type, or cookers that make samples of one type"
             )
     return {name: _column(name, [row[name] for row in rows], rows) for name in names}
+
+
+def without_rows(batch: Mapping[str, Any], num_rows: int = 1) -> dict[str, Any]:
+    """The fields of a batch of ``num_rows`` samples, with no rows: arrays (num_rows, ...) become (0, ...), lists empty.
+
+    What has another first axis, and what is neither, stays as it is.
+    """
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, list | tuple) and len(value) == num_rows:
+            return []
+        shape = getattr(value, "shape", ())
+        return value[:0] if len(shape) and shape[0] == num_rows else value
+
+    return {name: cut(value) for name, value in batch.items()}
 
 
 def _row(sample: Any) -> Mapping[str, Any]:

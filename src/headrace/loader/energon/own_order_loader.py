@@ -51,6 +51,7 @@ class OwnOrderLoader(EnergonLoader):
         if self._inner is None:
             spans = self._own.spans(self.dataset.worker_config.rank, self._given)
             self._inner = _read(self._own, self._reader, spans)
+        begin = self._given
         length = self.dataset.virtual_epoch_length
         end = (self._given // length + 1) * length if length else None
         for batch, faults in self._inner:
@@ -60,6 +61,8 @@ class OwnOrderLoader(EnergonLoader):
             if self._given == end:
                 return
         self._inner, self._through = None, True
+        if begin and self._given == begin:  # a state, or an iteration that was left, behind the last batch of a pass
+            yield from self._next_epoch()
 
     def close(self) -> None:
         """End worker processes; the next iteration starts new ones."""
