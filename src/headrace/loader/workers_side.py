@@ -147,8 +147,8 @@ class Side(Dataset[Any]):
             raise ConfigError(
                 f"worker {self._worker} would make other samples than the program: globals that the code of its samples"
                 f" names differ\n  {listed}\nA worker that starts anew has what importing its modules sets, and not"
-                " what the program set while it ran. Set it in each worker with Reading(worker_init=FUNCTION), or give it to"
-                " the encoder when that is made; Reading(differing_globals=[NAME]) names what changes no sample"
+                " what the program set while it ran. Set it in each worker with Reading(worker_init=FUNCTION), or give"
+                " it to the encoder when that is made; Reading(differing_globals=[NAME]) names what changes no sample"
             )
 
     def _follow_parent(self) -> None:
