@@ -67,12 +67,13 @@ def fails_strangely(parts: dict[str, Any]) -> dict[str, Any]:
 class Once:
     """Does something at the bad sample, but only once for all processes: what is wrong passes by."""
 
-    def __init__(self, flag: Path, action: Any) -> None:
+    def __init__(self, flag: Path, action: Any, *, at: int = BAD) -> None:
         self._flag = flag
         self._action = action
+        self._at = at
 
     def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
-        if parts["txt"] == str(BAD) and not self._flag.exists():
+        if parts["txt"] == str(self._at) and not self._flag.exists():
             self._flag.touch()
             return dict(self._action(parts))
         return {"text": parts["txt"]}

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import media_texts
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and /dev/shm")
 
 TESTS = Path(__file__).parents[1]
 PROGRAM = """
-import json, multiprocessing, os, sys, time
+import json, multiprocessing, os, signal, sys, time
 from pathlib import Path
 
 sys.path.insert(0, {tests!r})
@@ -34,14 +35,17 @@ def main():
     multiprocessing.current_process()._config["semprefix"] = f"/headrace{{os.getpid()}}"
     action = {{"kill": media_texts.arrays, "exit": media_texts.stops}}[how]
     run = Run(media_texts.loaded(Path(root), action), global_batch_size=4, order=Order(kind="none"), epochs=1)
-    loader = Loader(run, micro_batch_size=4, reading=Reading(num_workers=2, start_method=method, timeout_s=30))
+    loader = Loader(run, micro_batch_size=4, reading=Reading(num_workers=2, start_method=method))
     iterator = iter(loader)
     kept = [next(iterator) for _ in range(3 if how == "kill" else 1)]
     globals()["kept"] = loader, iterator, kept
-    time.sleep(0.3)
+    crew = loader._feed._reader._workers._crew
+    at = {{"kill": 21, "exit": media_texts.BAD}}[how]
+    while crew._watch._once_started is not None or all(crew._table.row(worker).sample != at for worker in range(2)):
+        time.sleep(0.001)
     print(json.dumps([process.pid for process in multiprocessing.active_children()]), flush=True)
     if how == "kill":
-        time.sleep(60)
+        signal.pause()
 
 if __name__ == "__main__":
     main()
@@ -101,8 +105,8 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path, method: str, whole_group: b
         assert len(workers) == 2
         assert {process.pid, *workers} <= ours
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGKILL)
-        process.wait(10)
-        until = time.monotonic() + 20
+        process.wait(PATIENCE_S)
+        until = time.monotonic() + PATIENCE_S
         while in_session(process.pid) and time.monotonic() < until:
             time.sleep(0.02)
         assert not in_session(process.pid)
@@ -116,7 +120,7 @@ def test_a_run_ends_while_a_worker_hangs(tmp_path: Path) -> None:
     process, workers = started(tmp_path, "exit", "fork")
     try:
         assert len(workers) == 2
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert not any(map(lives, workers))
     finally:
         for pid in in_session(process.pid):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import random
+import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import active_children
+from multiprocessing import active_children, connection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ import media_texts
 from headrace import Loader, MediaDataset, Order, Reading, Run, WorkerError
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, stateless
+from headrace.loader import threads, workers_torch
 from headrace.samples.media import TextSample
+from waiting import PATIENCE_S, Clock, clock_that
 
 EXPECTED = [str(number) for number in range(40)]
 NAME = r"sample '0013' of 00\.tar \(position 13, step 3\)"
@@ -58,19 +61,18 @@ def crew(others: set[Any]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("action", "timeout_s"),
-    [
-        (media_texts.dies, 30.0),
-        (media_texts.hangs, 0.4),
-        (media_texts.stops, 0.4),
-        (media_texts.holds_the_interpreter, 0.4),
-    ],
+    "action", [media_texts.dies, media_texts.hangs, media_texts.stops, media_texts.holds_the_interpreter]
 )
 def test_a_lost_worker_is_replaced_and_nothing_changes(
-    texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, action: Callable[[Any], Any], timeout_s: float
+    texts: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    action: Callable[[Any], Any],
 ) -> None:
+    Clock(monkeypatch, runs_on=action is media_texts.stops)
     once = media_texts.Once(tmp_path / "done", action)
-    assert texts_of(loader_of(media_texts.loaded(texts, once), timeout_s=timeout_s)) == EXPECTED
+    assert texts_of(loader_of(media_texts.loaded(texts, once), timeout_s=0.4)) == EXPECTED
     [warning] = warnings_in(caplog)
     assert "killed by SIGKILL" in warning if action is media_texts.dies else "gave nothing for 0.4 s" in warning
     assert "sample '0013' of 00.tar (position 13, step 3)" in warning
@@ -86,15 +88,17 @@ def test_a_sample_that_kills_every_worker_is_named(texts: Path, caplog: pytest.L
         given.extend(text for batch in loader for text in batch["text"])
     assert given == EXPECTED[: loader.position]
     assert 6 <= loader.position < media_texts.BAD
-    assert len(warnings_in(caplog)) >= 2
+    # One batch may have come in between, and then what follows is the first time again.
+    assert [one[-3:] for one in warnings_in(caplog)][-2:] == ["(1)", "(2)"]
     # What was delivered is all that counts: whoever reads the rest has it once.
     rest = loader_of(MediaDataset.open(texts, **media_texts.TEXT))
     rest.start_at(loader.position)
     assert texts_of(rest) == EXPECTED[loader.position :]
 
 
-def test_what_was_read_before_a_worker_hung_is_delivered(texts: Path) -> None:
+def test_what_was_read_before_a_worker_hung_is_delivered(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that holds its interpreter keeps back what it read before, too; so in the end it is not sent ahead."""
+    Clock(monkeypatch)
     data = media_texts.loaded(texts, media_texts.holds_the_interpreter)
     loader = loader_of(data, num_workers=1, prefetch=4, timeout_s=0.4, max_replacements=2)
     with pytest.raises(WorkerError, match=rf"in read of {NAME}(.|\n)*replaced 2 times in a row"):
@@ -102,7 +106,8 @@ def test_what_was_read_before_a_worker_hung_is_delivered(texts: Path) -> None:
     assert 6 <= loader.position < media_texts.BAD
 
 
-def test_a_lost_worker_may_be_an_error(texts: Path) -> None:
+def test_a_lost_worker_may_be_an_error(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
     data = media_texts.loaded(texts, media_texts.hangs)
     loader = loader_of(data, num_workers=1, timeout_s=0.3, on_lost_worker="raise")
     with pytest.raises(
@@ -118,10 +123,10 @@ def test_workers_killed_while_the_training_computes(texts: Path, caplog: pytest.
     loader = loader_of(MediaDataset.open(texts, **media_texts.TEXT))
     iterator = iter(loader)
     found = list(next(iterator)["text"])
-    for pid in crew(others):
-        os.kill(pid, signal.SIGKILL)
-    until = time.monotonic() + 0.3
-    while time.monotonic() < until:
+    for process in set(active_children()) - others:
+        process.kill()
+        connection.wait([process.sentinel])
+    for _ in range(1000):
         sum(range(1000))
     found += [text for batch in iterator for text in batch["text"]]
     loader.close()
@@ -135,7 +140,9 @@ def test_a_message_cut_in_two(texts: Path) -> None:
     loader = loader_of(media_texts.loaded(texts, media_texts.large), num_workers=1)
     iterator = iter(loader)
     found = list(next(iterator)["text"])
-    time.sleep(0.5)
+    pipe = workers_torch.pipe_of(loader._feed._reader._workers._crew._batches)  # type: ignore[attr-defined]
+    while select.select([], [pipe], [], 0)[1]:
+        time.sleep(0.001)
     # Half of the next message is in the pipe, the other half waits for room.
     for pid in crew(others):
         os.kill(pid, signal.SIGKILL)
@@ -196,7 +203,9 @@ def test_code_that_may_have_a_state_cannot_be_replaced(texts: Path, caplog: pyte
     loader = loader_of(EncodedDataset(media, Stateless()), max_replacements=1)
     with pytest.raises(WorkerError, match="replaced 1 times in a row"):
         list(loader)
-    assert len(warnings_in(caplog)) == 1
+    # How often depends on what came in between; twice in a row it never was.
+    assert warnings_in(caplog)
+    assert {one[-3:] for one in warnings_in(caplog)} == {"(1)"}
 
 
 def test_errors_of_memory_and_of_pickling_stay_what_they_are(texts: Path) -> None:
@@ -212,7 +221,10 @@ def test_errors_of_memory_and_of_pickling_stay_what_they_are(texts: Path) -> Non
     loader.close()
 
 
-def test_the_watchdog_says_what_each_worker_is_at(texts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_watchdog_says_what_each_worker_is_at(
+    texts: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock(monkeypatch)
     data = media_texts.loaded(texts, media_texts.hangs)
     loader = loader_of(data, timeout_s=0.7, watchdog_s=0.2, on_lost_worker="raise")
     with pytest.raises(WorkerError):
@@ -229,24 +241,29 @@ def test_closing_does_not_wait_for_a_worker_that_hangs(texts: Path) -> None:
     iterator = iter(loader)
     for _ in range(6):
         next(iterator)
-    pids = crew(others)
-    assert len(pids) == 2
-    began = time.monotonic()
+    processes = set(active_children()) - others
+    assert len(processes) == 2
     loader.close()
-    assert time.monotonic() - began < 5
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(Path(f"/proc/{process.pid}").exists() for process in processes)
+    # One ends by itself, once it has slept for a minute.
+    assert {process.exitcode for process in processes} & {-signal.SIGTERM, -signal.SIGKILL}
 
 
-def test_a_thread_that_hangs_is_an_error(texts: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    released = threading.Event()
+def test_a_thread_that_hangs_is_an_error(
+    texts: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung, released = threading.Event(), threading.Event()
+    # What one thread has read before it hangs is there when it does.
+    clock_that(monkeypatch, threads, runs_when=hung.is_set)
 
     def hangs(parts: dict[str, Any]) -> dict[str, Any]:
         if parts["txt"] == str(media_texts.BAD):
-            released.wait(60)
+            hung.set()
+            released.wait(PATIENCE_S)
         return {"text": parts["txt"]}
 
     run = Run(media_texts.loaded(texts, hangs), global_batch_size=4, order=Order(kind="none"), epochs=1)
-    loader = Loader(run, micro_batch_size=2, reading=Reading(num_threads=2, timeout_s=0.5, watchdog_s=0.2))
+    loader = Loader(run, micro_batch_size=2, reading=Reading(num_threads=1, timeout_s=0.5, watchdog_s=0.2))
     found: list[str] = []
     words = r"nothing came for 0.5 s from a thread that reads samples at positions \d+ to 1[3-9] of step(.|\n)*in hangs"
     with pytest.raises(WorkerError, match=words):

@@ -20,6 +20,7 @@ import framed_made
 import media_texts
 from headrace import ConfigError, Loader, MediaDataset, Order, Reading, Run
 from headrace.loader import threads, workers_torch
+from waiting import waits_for_the_bad_sample
 
 EXPECTED = [str(number) for number in range(40)]
 
@@ -46,19 +47,18 @@ def texts_of(loader: Loader) -> list[str]:
     return [text for batch in loader for text in batch["text"]]
 
 
-def interrupts(parts: dict[str, Any]) -> dict[str, Any]:
-    """While the loader waits for this sample."""
-    time.sleep(0.3)
-    os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(0.3)
-    return {"text": parts["txt"]}
-
-
 def test_after_an_interrupt_the_rest_comes(texts: Path, tmp_path: Path) -> None:
     """It may have come in the midst of a message: whoever reads on from there reads nonsense."""
     others = set(active_children())
-    loader = loader_of(media_texts.loaded(texts, media_texts.Once(tmp_path / "done", interrupts)))
+    loader = loader_of(media_texts.loaded(texts, media_texts.Once(tmp_path / "done", media_texts.hangs)))
     found: list[str] = []
+
+    def interrupt() -> None:
+        while waits_for_the_bad_sample() is None:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         found.extend(text for batch in loader for text in batch["text"])
     assert found == EXPECTED[: loader.position]
@@ -70,7 +70,7 @@ def test_after_an_interrupt_the_rest_comes(texts: Path, tmp_path: Path) -> None:
 
 def test_a_worker_of_whose_end_somebody_else_has_taken_note(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As a handler of SIGCHLD does that waits for any child: Python then says that it lives, for ever."""
-    loader = loader_of(media_texts.loaded(texts, media_texts.slow), timeout_s=5.0)
+    loader = loader_of(media_texts.loaded(texts, media_texts.slow))
     found: list[str] = []
     for batch in loader:
         found += batch["text"]

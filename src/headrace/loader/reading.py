@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import get_all_start_methods
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -34,9 +34,14 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         prefetch: spans kept ready, a thread or worker: about 4 MiB each, and of media no more than are read in 20 ms.
             None: 1 of threads, 2 of workers.
         pin_memory: None pins when CUDA is there; True is an error of the loader where torch cannot.
-        start_method: how workers start; None forks where that is safe, which it is not with CUDA, communication between
-            ranks or other threads, and else takes ``"forkserver"`` (``"spawn"`` where there is none): datasets and the
-            functions in them then have to pickle, and a script needs ``if __name__ == "__main__"``.
+        start_method: how workers start; None forks where that is safe, which it is not with CUDA, NCCL or other
+            threads, and else takes ``"forkserver"`` (``"spawn"`` where there is none): datasets and the functions in
+            them then have to pickle, and a script needs ``if __name__ == "__main__"``.
+        worker_init: called without arguments in each worker before its first sample, also in those that replace others:
+            a function, or its name, ``"module:function"``. Sets what the program has set while it ran; where a global
+            that the code of the samples names is another in a worker than here, that is an error.
+        differing_globals: names of globals that workers may have otherwise, since they change no sample, as
+            ``"module.NAME"``: the global, and all in it.
         persistent_workers: whether workers stay for the next iteration of the loader, as long as it lives.
         timeout_s: how long a batch may take to come; then the worker is lost, and what a thread reads is a WorkerError.
         on_lost_worker: what becomes of workers that were killed, or are silent: ``"replace"`` has new ones go on at the
@@ -50,6 +55,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefetch: int | None = None
     pin_memory: bool | None = None
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
+    worker_init: Callable[[], Any] | str | None = None
+    differing_globals: tuple[str, ...] = ()
     persistent_workers: bool = True
     timeout_s: float = 300.0
     on_lost_worker: Literal["replace", "raise"] = "replace"
@@ -73,6 +80,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
         if self.on_lost_worker not in ("replace", "raise"):
             raise ConfigError(f"on_lost_worker is {self.on_lost_worker!r}; allowed are 'replace', 'raise'")
+        init = self.worker_init
+        if init is not None and not (":" in init if isinstance(init, str) else callable(init)):
+            raise ConfigError(f"worker_init is {init!r:.80}; allowed are a function, or its name as 'module:function'")
+        if isinstance(self.differing_globals, str):
+            raise ConfigError(f"differing_globals is a list of names, found {self.differing_globals!r}")
         if self.max_replacements < 0:
             raise ConfigError(f"max_replacements is at least 0, found {self.max_replacements}")
 

@@ -21,6 +21,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError, WorkerError
+from headrace.loader.workers_globals import Globals
 from headrace.loader.workers_report import DescribeSample, Reporter
 from headrace.loader.workers_side import Sent, Side, Torn
 from headrace.loader.workers_start import context_of, disown, safe_start_method
@@ -88,10 +89,13 @@ class Crew:
         self._report = Reporter(self._table, self.processes, lambda: order.sent, describe, describe_sample)
         # The kernel's signal comes when the thread that started a process ends: only the main one surely stays.
         by_main = method == "forkserver" or threading.current_thread() is threading.main_thread()
+        self._named = Globals(read, reading.differing_globals)
         side = Side(
             read,
             self._table,
             self._trace,
+            named=self._named,
+            init=reading.worker_init,
             parent=None if method == "forkserver" else os.getpid(),
             ends_with="signal" if by_main else "poll",
         )
@@ -112,7 +116,7 @@ class Crew:
         """Deal out the tasks of a stream; gives those that are on their way, first the one whose message comes next.
 
         Raises:
-            Stale: the workers were started before, and one has died or is busy yet.
+            Stale: the workers were started before; one has died or is busy yet, or globals of their code have changed.
             ConfigError: what goes to the workers does not pickle, and has to.
             WorkerError: they cannot be started.
         """
@@ -131,11 +135,13 @@ class Crew:
             with warnings.catch_warnings():
                 # That it does not pickle is said below.
                 warnings.filterwarnings("ignore", message="Got pickle error")
+                # From Python 3.12 on of every fork beside threads; which of them matter is settled by the start method.
+                warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
                 self._batches = iter(self._loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
-                f"the run cannot be sent to worker processes that start anew: {error}; make functions of a module out "
-                "of lambdas and inner functions, or say start_method='fork'"
+                f"the run, or worker_init, cannot be sent to worker processes that start anew: {error}; make functions "
+                "of a module out of lambdas and inner functions, or say start_method='fork'"
             ) from error
         except (RuntimeError, OSError) as error:
             raise WorkerError(f"worker processes cannot be started: {error}") from error
@@ -154,6 +160,8 @@ class Crew:
         )
 
     def _begin_again(self, watch: Watch) -> None:
+        if not self._named.are_current:
+            raise Stale
         until = monotonic() + _IDLE_S
         while self._busy():
             if monotonic() > until or not all(is_alive(process) for process in self.processes):

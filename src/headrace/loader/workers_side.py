@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import forkserver, parent_process
+from pkgutil import resolve_name
 from time import sleep
 from typing import Any, Final, NamedTuple
 
@@ -20,8 +22,9 @@ import torch
 from torch.utils.data import Dataset
 
 from headrace.datasets.watched import watch_samples
-from headrace.errors import WorkerError
+from headrace.errors import ConfigError, WorkerError
 from headrace.loader.messages import dumped
+from headrace.loader.workers_globals import Globals
 from headrace.loader.workers_table import State, Table, TraceFile
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -86,20 +89,33 @@ class Side(Dataset[Any]):
         read: makes the message of a task.
         table: where the worker says what it does.
         trace: where it says, on SIGUSR1, in which line it is.
+        named: the globals that ``read`` names, as the process has them that waits.
+        init: called once in the worker, before they are compared.
         parent: the process that waits.
         ends_with: how a worker sees that it is gone: ``"signal"`` lets the kernel kill it, which works in any state,
             but is also sent when the *thread* that started it ends; ``"poll"`` looks from time to time.
     """
 
     def __init__(
-        self, read: Callable[[Any], Any], table: Table, trace: TraceFile, *, parent: int | None, ends_with: str
+        self,
+        read: Callable[[Any], Any],
+        table: Table,
+        trace: TraceFile,
+        *,
+        named: Globals,
+        init: Callable[[], Any] | str | None,
+        parent: int | None,
+        ends_with: str,
     ) -> None:
         self._read = read
         self._table = table
         self._trace = trace
+        self._named = named
+        self._init = init
         self._parent = parent
         self._ends_with = ends_with
         self._worker = 0
+        self._failed: Failed | None = None
 
     def start(self, worker: int) -> None:
         """Called once in the worker."""
@@ -112,7 +128,28 @@ class Side(Dataset[Any]):
             # Written by a handler in C: it works while the interpreter is held.
             faulthandler.register(signal.SIGUSR1, file=self._trace.fileno(), all_threads=True, chain=False)
         watch_samples(partial(self._table.mark, worker))
+        # What a fork has of the program is the program's to end: a process group that the collector found here would
+        # wait for threads that are not here.
+        gc.freeze()
+        try:
+            self._set_up()
+        except Exception as error:
+            # Torch would lose its type; so it is the message of each task.
+            self._failed = _failed(error, worker)
         self._table.write(worker, State.WAITING, -1)
+
+    def _set_up(self) -> None:
+        """Raises ConfigError where the user's code would make other samples here; and what ``init`` raises."""
+        if self._init is not None:
+            (_function(self._init) if isinstance(self._init, str) else self._init)()
+        if lines := self._named.differences():
+            listed = "\n  ".join(lines)
+            raise ConfigError(
+                f"worker {self._worker} would make other samples than the program: globals that the code of its samples"
+                f" names differ\n  {listed}\nA worker that starts anew has what importing its modules sets, and not"
+                " what the program set while it ran. Set it in each worker with Reading(worker_init=FUNCTION), or give"
+                " it to the encoder when that is made; Reading(differing_globals=[NAME]) names what changes no sample"
+            )
 
     def _follow_parent(self) -> None:
         parent = os.getppid()
@@ -131,11 +168,18 @@ class Side(Dataset[Any]):
         table.write(worker, State.READING, number)
         message: Any
         try:
-            message = _Pickled(dumped(self._read(task)))
+            message = _Pickled(dumped(self._read(task))) if self._failed is None else self._failed
         except Exception as error:
             message = _failed(error, worker)
         table.write(worker, State.WAITING, number)
         return worker, number, message
+
+
+def _function(name: str) -> Any:
+    try:
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"worker_init={name!r} is not found in the worker: {error}; write module:function") from error
 
 
 def _end_with(process: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from headrace.datasets import Run
@@ -177,6 +177,8 @@ def get_savable_loader(
     pin_memory: bool | None = None,
     persistent_workers: bool = True,
     start_method: Literal["fork", "spawn", "forkserver"] | None = None,
+    worker_init: Callable[[], Any] | str | None = None,
+    differing_globals: Sequence[str] = (),
     watchdog_timeout_seconds: float = 300.0,
     fault_report: str | os.PathLike[str] | None = None,
     journal: str | os.PathLike[str] | None = None,
@@ -186,7 +188,7 @@ def get_savable_loader(
     Args:
         dataset: of `get_train_dataset` or `get_val_dataset`.
         prefetch_factor: batches that each worker keeps ready.
-        pin_memory, persistent_workers, start_method: see `headrace.Reading`.
+        pin_memory, persistent_workers, start_method, worker_init, differing_globals: see `headrace.Reading`.
         watchdog_timeout_seconds: how long a batch may take to come; then its worker is replaced.
         fault_report, journal: see `headrace.Loader`; a journal is of a framed source.
 
@@ -200,6 +202,8 @@ def get_savable_loader(
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
         start_method=start_method,
+        worker_init=worker_init,
+        differing_globals=tuple(differing_globals),
         timeout_s=watchdog_timeout_seconds,
     )
     report = None if fault_report is None else os.fspath(fault_report)

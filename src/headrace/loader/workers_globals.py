@@ -1,0 +1,478 @@
+"""Globals that the user's code names: whether a worker has them as this process has, so that samples are the same.
+
+A worker that is not a fork imports the modules of the user's code anew. What the program set in them while it ran, such
+as options behind a ``get_args()`` or the groups of a model, is not there, and code that has a default for that case
+makes other samples without a word.
+
+    functions, methods    that are in what is sent to workers: hooks, cookers, loaders of samples
+      -> what they name   functions, classes and modules, which are followed in their turn
+        -> globals        with a plain value, or None, here: compared in each worker before its first sample
+
+Only what is named is looked at, and what the same code assigns itself, such as a counter or a cache, is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import dis
+import enum
+import functools
+import gc
+import importlib
+import inspect
+import os
+import sys
+import textwrap
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+_NOT_FOLLOWED: Final = {*sys.stdlib_module_names, "headrace", "torch", "numpy", "msgspec", "yaml", "xxhash"}
+"""Packages whose globals nobody sets to change samples; of torch what matters is asked for by name."""
+
+_MAX_OBJECTS: Final = 100_000
+_MAX_FUNCTIONS: Final = 2_000
+_MAX_CALLS: Final = 8
+_MAX_ENTRIES: Final = 1_000
+_MAX_DEPTH: Final = 4
+_MAX_SHOWN: Final = 200
+
+_PLAIN: Final = (bool, int, float, complex, bytes, type(None), PurePath, np.generic, torch.dtype)
+_NO_CODE: Final = (*_PLAIN, str, types.ModuleType, np.ndarray, torch.Tensor)
+_NAMESPACES: Final = (argparse.Namespace, types.SimpleNamespace)
+_ASK_RANKS: Final = {"get_rank", "get_world_size", "is_initialized"}
+_CHANGES: Final = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"),
+    *("setdefault", "update"),
+}
+"""Methods by which code changes a dict, list or set that it keeps."""
+
+
+class Place(NamedTuple):
+    """A global: its module, and the names that lead to it there, such as those of a class and its attribute."""
+
+    module: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return ".".join((self.module, *self.names))
+
+
+class Globals:
+    """The globals that some code names, with their values in this process. Pickles, and is compared in another one.
+
+    Args:
+        code: whatever holds functions: what is sent to workers.
+        may_differ: names of globals that a worker may have otherwise, as ``module.NAME``, and all below them.
+    """
+
+    def __init__(self, code: Any, may_differ: Iterable[str] = ()) -> None:
+        walk = _Walk()
+        walk.follow(code)
+        self._places = tuple(walk.places())
+        self._attributes = frozenset(walk.attributes)
+        self._own = frozenset(walk.own)
+        self._variables = tuple(sorted(walk.variables))
+        self._asks_torch = walk.asks_torch
+        self._asks_ranks = walk.asks_ranks
+        self._may_differ = tuple(may_differ)
+        self._values = self._now()
+
+    @property
+    def are_current(self) -> bool:
+        """Whether this process still has the values that it had when these were made."""
+        return self._now() == self._values
+
+    def differences(self) -> list[str]:
+        """What this process, a worker, has otherwise: a line each, that says the value there and here."""
+        here, there = self._now(), self._values
+        found: list[str] = []
+        lines = []
+        for label in sorted({*here, *there}):
+            one, other = there.get(label), here.get(label)
+            if not _differ(one, other) or any(label.startswith((f"{above}.", f"{above}[")) for above in found):
+                continue
+            found.append(label)
+            lines.append(f"{label} is {_shown(one)} in the program, {_shown(other)} in the worker")
+        return lines
+
+    def _now(self) -> dict[str, str]:
+        values: dict[str, str] = {}
+        for place in self._places:
+            for value in _values_at(place):
+                self._put(values, str(place), value, 0, with_collections=not _is_installed(place.module))
+        for name in self._variables:
+            values[f"os.environ[{name!r}]"] = repr(os.environ.get(name))
+        if self._asks_torch:
+            values["torch.get_default_dtype()"] = repr(torch.get_default_dtype())
+        if self._asks_ranks:
+            is_set_up = dist.is_available() and dist.is_initialized()
+            values["torch.distributed.is_initialized()"] = repr(is_set_up)
+            if is_set_up:
+                values["torch.distributed.get_rank()"] = repr(dist.get_rank())
+                values["torch.distributed.get_world_size()"] = repr(dist.get_world_size())
+        return {label: value for label, value in values.items() if not self._is_let_off(label)}
+
+    def _is_let_off(self, label: str) -> bool:
+        return any(label == one or label.startswith((f"{one}.", f"{one}[")) for one in self._may_differ)
+
+    def _put(self, values: dict[str, str], label: str, value: Any, depth: int, *, with_collections: bool) -> None:
+        """Add a value: plain ones as they are, of others their kind, and what is plain in them.
+
+        Collections of an installed package are left out: they are its registries, which grow with what is imported.
+        """
+        kind = type(value)
+        is_collection = isinstance(value, (dict, list, set))
+        text = None if is_collection and not with_collections else _text(value)
+        values[label] = f"<{kind.__qualname__}>" if text is None else text
+        if text is not None or depth >= _MAX_DEPTH or (is_collection and not with_collections):
+            return
+        if isinstance(value, dict):
+            for key, entry in list(value.items()) if len(value) <= _MAX_ENTRIES else ():
+                if (name := _text(key)) is not None:
+                    self._put(values, f"{label}[{name}]", entry, depth + 1, with_collections=True)
+            return
+        with_collections = isinstance(value, _NAMESPACES) or not _is_installed(kind.__module__)
+        for name, entry in _attributes(value).items():
+            if name in self._attributes and (_full_name(kind), name) not in self._own:
+                self._put(values, f"{label}.{name}", entry, depth + 1, with_collections=with_collections)
+
+
+def _differ(there: str | None, here: str | None) -> bool:
+    if there == here:
+        return False
+    # Which object it is nobody can say; but whether there is one matters, as of a group of ranks. What a worker has
+    # where the program has nothing was set up by worker_init; a name that is missing is an error when it is used.
+    if _is_object(there):
+        return here is not None and not _is_object(here)
+    return not (there in (None, "None") and _is_object(here))
+
+
+def _is_object(text: str | None) -> bool:
+    return text is not None and text.startswith("<") and text.endswith(">")
+
+
+def _shown(text: str | None) -> str:
+    if text is None:
+        return "not set"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _text(value: Any, depth: int = 0) -> str | None:
+    """A plain value, or a small collection of them, in words that are equal where it is; None of all else."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if isinstance(value, str):
+        return repr(str(value))
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, (tuple, list, set, frozenset)):
+        if len(value) > _MAX_ENTRIES or depth >= _MAX_DEPTH:
+            return None
+        entries = [_text(one, depth + 1) for one in value]
+        if any(one is None for one in entries):
+            return None
+        shown = [one for one in entries if one is not None]
+        return f"{type(value).__name__}({', '.join(sorted(shown) if isinstance(value, (set, frozenset)) else shown)})"
+    return None
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Those of an object that holds options: a namespace, a dataclass, a struct, or an object of the user's class."""
+    if isinstance(value, (type, types.ModuleType, types.FunctionType)):
+        return {}
+    if dataclasses.is_dataclass(value):
+        return {one.name: getattr(value, one.name, None) for one in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name, None) for name in value.__struct_fields__}
+    if isinstance(value, _NAMESPACES) or _is_followed(type(value).__module__):
+        return dict(getattr(value, "__dict__", {}))
+    return {}
+
+
+def _full_name(thing: Any) -> str:
+    # A script that a new process has imported is of another name there.
+    module = "__main__" if thing.__module__ == "__mp_main__" else thing.__module__
+    return f"{module}.{thing.__qualname__}"
+
+
+def _is_followed(module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] not in _NOT_FOLLOWED
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    file = getattr(sys.modules.get(module.partition(".")[0]), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"}.isdisjoint(PurePath(file).parts)
+
+
+def _values_at(place: Place) -> Iterator[Any]:
+    """The value of a global, or nothing where there is none. A module that is not there yet is imported."""
+    module = sys.modules.get(place.module)
+    if module is None:
+        try:
+            module = importlib.import_module(place.module)
+        except Exception:  # who names it meets that as well
+            return
+    found: Any = module
+    for name in place.names:
+        # Not getattr: it may import, or make what is not there yet.
+        inside = getattr(found, "__dict__", {})
+        if name not in inside:
+            return
+        found = inside[name]
+    yield found
+
+
+class _Walk:
+    """Follows code from function to function, those that are nearest first."""
+
+    def __init__(self) -> None:
+        self._globals: dict[Place, Any] = {}
+        self._written: set[Place] = set()
+        self._functions: dict[types.CodeType, types.FunctionType] = {}
+        self._classes: dict[type, bool] = {}
+        self._queue: deque[tuple[Any, int]] = deque()
+        self.attributes: set[str] = set()
+        self.own: set[tuple[str, str]] = set()
+        self.variables: set[str] = set()
+        self.asks_torch = False
+        self.asks_ranks = False
+
+    def places(self) -> list[Place]:
+        """The globals that hold something to compare, and that the code does not assign itself."""
+        return [
+            place
+            for place, value in self._globals.items()
+            if place not in self._written and not isinstance(value, types.ModuleType)
+        ]
+
+    def follow(self, root: Any) -> None:
+        """All functions within an object, and what they name."""
+        for one in _functions_in(root):
+            self._queue.append((one, 0))
+        while self._queue:
+            one, calls = self._queue.popleft()
+            if calls <= _MAX_CALLS and len(self._functions) < _MAX_FUNCTIONS:
+                self._visit(one, calls)
+            if not self._queue:
+                # Methods are known by name alone: of an object, nothing in the code says which class it is of.
+                self._queue.extend((method, 1) for method in self._named_methods())
+        self._find_own()
+
+    def _visit(self, one: Any, calls: int) -> None:
+        if isinstance(one, partial):
+            self._queue.extend((part, calls) for part in (one.func, *one.args, *one.keywords.values()))
+        elif isinstance(one, types.MethodType):
+            owner = one.__self__
+            self._queue.extend(((one.__func__, calls), (owner if isinstance(owner, type) else type(owner), calls)))
+        elif isinstance(one, (staticmethod, classmethod)):
+            self._queue.append((one.__func__, calls))
+        elif isinstance(one, property):
+            self._queue.append((one.fget, calls))
+        elif isinstance(one, type):
+            for kind in one.__mro__:
+                if _is_followed(kind.__module__):
+                    self._classes.setdefault(kind, False)
+        elif isinstance(one, types.FunctionType):
+            self._visit_function(one, calls)
+        elif isinstance(one, functools._lru_cache_wrapper):
+            self._queue.append((one.__wrapped__, calls))
+
+    def _visit_function(self, function: types.FunctionType, calls: int) -> None:
+        if function.__code__ in self._functions or not _is_followed(function.__module__):
+            return
+        self._functions[function.__code__] = function
+        for cell in function.__closure__ or ():
+            try:
+                self._queue.append((cell.cell_contents, calls))
+            except ValueError:  # it is empty
+                continue
+        if (wrapped := getattr(function, "__wrapped__", None)) is not None:
+            self._queue.append((wrapped, calls))
+        for code in _codes(function.__code__):
+            self._read(code, function.__globals__, calls)
+
+    def _read(self, code: types.CodeType, names: dict[str, Any], calls: int) -> None:
+        """What a piece of code names: globals, and attributes of whatever."""
+        mentioned = set(code.co_names)
+        self.attributes |= mentioned
+        module = str(names.get("__name__"))
+        begin = []
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in names:
+                begin.append((Place(module, (step.argval,)), names[step.argval]))
+            elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                self._written.add(Place(module, (step.argval,)))
+            elif step.opname == "IMPORT_NAME":
+                found = _imported(step.argval, names)
+                begin += [] if found is None else [(Place(found.__name__, ()), found)]
+        for place, value in begin:
+            self._name(place, value, mentioned, calls)
+        if mentioned & {"environ", "getenv"}:
+            self.variables |= {one for one in code.co_consts if isinstance(one, str) and one.isidentifier()}
+
+    def _name(self, place: Place, value: Any, mentioned: set[str], calls: int) -> None:
+        if isinstance(value, types.ModuleType):
+            self._name_module(value, mentioned, calls)
+            return
+        if isinstance(value, types.FunctionType) and value.__module__.startswith("torch.distributed"):
+            self.asks_ranks |= value.__name__ in _ASK_RANKS
+        if place.names:
+            self._globals[place] = value
+        if isinstance(value, type):
+            if _is_followed(value.__module__):
+                for kind in value.__mro__:
+                    if _is_followed(kind.__module__):
+                        self._classes[kind] = True
+        elif callable(value) or isinstance(value, partial):
+            self._queue.append((value, calls + 1))
+        if not isinstance(value, type) and _is_followed(type(value).__module__):
+            self._queue.append((type(value), calls + 1))
+
+    def _name_module(self, module: types.ModuleType, mentioned: set[str], calls: int) -> None:
+        if module.__name__.partition(".")[0] == "torch":
+            self.asks_torch = True
+            self.asks_ranks |= "distributed" in {*mentioned, *module.__name__.split(".")} and bool(
+                mentioned & _ASK_RANKS
+            )
+        if not _is_followed(module.__name__):
+            return
+        inside = vars(module)
+        for name in sorted(mentioned & inside.keys()):
+            value = inside[name]
+            if isinstance(value, types.ModuleType):
+                if value is not module and value.__name__.startswith(f"{module.__name__}."):
+                    self._name_module(value, mentioned, calls)
+            else:
+                self._name(Place(module.__name__, (name,)), value, mentioned, calls)
+
+    def _named_methods(self) -> Iterator[Any]:
+        """Methods of the classes come to that the code names, and of those whose objects it makes how that is done."""
+        for kind, is_made in list(self._classes.items()):
+            for name, value in list(vars(kind).items()):
+                special = name.startswith("__") and name.endswith("__")
+                wanted = name in self.attributes if not special else is_made or name not in ("__init__", "__new__")
+                function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                function = inspect.unwrap(function) if callable(function) else function
+                if isinstance(function, types.FunctionType):
+                    is_new = function.__code__ not in self._functions and _is_followed(function.__module__)
+                    if wanted and is_new and len(self._functions) < _MAX_FUNCTIONS:
+                        yield function
+                elif name in self.attributes and not callable(value):
+                    self._globals[Place(kind.__module__, (*kind.__qualname__.split("."), name))] = value
+
+    def _find_own(self) -> None:
+        """What the code itself changes in the collections and objects that it names: caches, and things made late."""
+        changeable = {
+            place
+            for place, value in self._globals.items()
+            if isinstance(value, (dict, list, set)) or (_text(value) is None and _attributes(value))
+        }
+        owners = {place.names[-1] for place in changeable} | {
+            place.names[-2] for place in self._globals if len(place.names) > 1
+        }
+        methods = {
+            function.__code__: kind
+            for kind in self._classes
+            for function in (inspect.unwrap(one) for one in vars(kind).values() if callable(one))
+            if isinstance(function, types.FunctionType)
+        }
+        for code, function in self._functions.items():
+            kind = methods.get(code)
+            if kind is None and not owners & {name for one in _codes(code) for name in one.co_names}:
+                continue
+            written, own = _changed_by(function)
+            if kind is not None and function.__name__ not in ("__init__", "__new__", "__post_init__"):
+                self.own |= {(_full_name(kind), name) for first, name in own if first in ("self", "cls")}
+                self._written |= {
+                    Place(kind.__module__, (*kind.__qualname__.split("."), name))
+                    for first, name in own
+                    if first in ("self", "cls")
+                }
+            names = function.__globals__
+            for name in written & names.keys():
+                self._written |= {place for place in changeable if place.names[-1] == name}
+            for first, name in own:
+                owner = names.get(first)
+                if isinstance(owner, type):
+                    self._written.add(Place(owner.__module__, (*owner.__qualname__.split("."), name)))
+                elif isinstance(owner, types.ModuleType):
+                    self._written.add(Place(owner.__name__, (name,)))
+                elif owner is not None:
+                    self.own.add((_full_name(type(owner)), name))
+
+
+def _functions_in(root: Any) -> Iterator[Any]:
+    """Functions, and classes of objects, that an object holds in any depth; those that are near come first."""
+    queue: deque[Any] = deque([root])
+    seen: set[int] = set()
+    kept = []
+    while queue and len(seen) < _MAX_OBJECTS:
+        one = queue.popleft()
+        if id(one) in seen or isinstance(one, _NO_CODE):
+            continue
+        seen.add(id(one))
+        kept.append(one)  # so that its id stays its own
+        if isinstance(one, (types.FunctionType, type)):
+            yield one
+            continue
+        if isinstance(one, types.MethodType):
+            yield one.__func__
+        elif _is_followed(type(one).__module__):
+            yield type(one)
+        if isinstance(one, (dict, list, tuple, set)):
+            queue.extend(islice(one.values() if isinstance(one, dict) else one, _MAX_ENTRIES))
+        else:
+            queue.extend(gc.get_referents(one))
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A piece of code, with the functions, comprehensions and lambdas in it."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)
+
+
+def _imported(name: str, names: dict[str, Any]) -> types.ModuleType | None:
+    """The module of an import within a function, where it is there already."""
+    package = names.get("__package__")
+    return sys.modules.get(name) or sys.modules.get(f"{package}.{name}" if name else str(package))
+
+
+def _changed_by(function: Callable[..., Any]) -> tuple[set[str], set[tuple[str, str]]]:
+    """Names of collections that a function changes, and (name, attribute) of objects."""
+    written: set[str] = set()
+    own: set[tuple[str, str]] = set()
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # there is no source: nothing is known to be its own
+        return written, own
+    for node in ast.walk(tree):
+        changes = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        if isinstance(node, ast.Subscript) and changes:
+            _add(written, own, node.value)
+        elif isinstance(node, ast.Attribute) and changes and isinstance(node.value, ast.Name):
+            own.add((node.value.id, node.attr))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
+            _add(written, own, node.func.value)
+    return written, own
+
+
+def _add(written: set[str], own: set[tuple[str, str]], changed: ast.expr) -> None:
+    if isinstance(changed, ast.Name):
+        written.add(changed.id)
+    elif isinstance(changed, ast.Attribute) and isinstance(changed.value, ast.Name):
+        own.add((changed.value.id, changed.attr))

@@ -1,0 +1,202 @@
+"""Globals that the program has set while it ran, as options are: workers have them, or say which one is missing."""
+
+from __future__ import annotations
+
+import threading
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import encoder_ported
+import encoders_ported
+import media_texts
+import option_encoder
+from headrace import ConfigError, Loader, MapDataset, MediaDataset, Order, Reading, Run
+from headrace.datasets.encoded import EncodedDataset
+from headrace.loader.workers_globals import Globals
+from headrace.loader.workers_start import safe_start_method
+
+PADDED = [str(number).ljust(4, ".") for number in range(8)]
+SERVER: dict[str, Any] = {"num_workers": 1, "start_method": "forkserver"}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return media_texts.shards(tmp_path_factory.mktemp("texts") / "t", (5, 3))
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(option_encoder, "_LENGTHS", {})
+    yield
+    option_encoder.set_args(None)
+    option_encoder.set_group(None)
+    option_encoder.set_pad(1)
+    option_encoder.multiple.cache_clear()
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def loader_of(texts: Path, encoder: Any, **reading: Any) -> Loader:
+    data = EncodedDataset(MediaDataset.open(texts, **media_texts.TEXT), encoder)
+    run = Run(data, global_batch_size=4, order=Order(kind="none"), epochs=1)
+    return Loader(run, micro_batch_size=2, reading=Reading(num_threads=0, **reading), restart=True)
+
+
+def texts_of(loader: Loader) -> list[str]:
+    try:
+        return [text for batch in loader for text in batch["text"]]
+    finally:
+        loader.close()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_beside_a_process_group_no_number_of_workers_changes_the_samples(texts: Path) -> None:
+    """The loader forks: gloo's threads hold nothing that workers want."""
+    option_encoder.set_two()
+    encoder = option_encoder.PadEncoder()
+    for num_workers in (0, 1, 2):
+        assert texts_of(loader_of(texts, encoder, num_workers=num_workers)) == PADDED, num_workers
+
+
+@pytest.mark.usefixtures("process_group")
+def test_beside_another_thread_it_is_refused_or_set_up(texts: Path) -> None:
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        assert safe_start_method() == "forkserver"
+        option_encoder.set_two()
+        encoder = option_encoder.PadEncoder()
+        assert texts_of(loader_of(texts, encoder, num_workers=0)) == PADDED
+        loader = loader_of(texts, encoder, num_workers=2)
+        with pytest.raises(ConfigError, match=r"option_encoder\._ARGS is <Namespace> in the program, None in the work"):
+            texts_of(loader)
+        for init in ("option_encoder:set_two", partial(option_encoder.set_args, option_encoder.get_args())):
+            assert texts_of(loader_of(texts, encoder, num_workers=1, worker_init=init)) == PADDED
+    finally:
+        stop.set()
+        other.join()
+
+
+def test_cuda_is_never_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert safe_start_method() == "fork"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert safe_start_method() == "forkserver"
+    monkeypatch.undo()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for backends, method in [
+        ("cpu:gloo,cuda:gloo", "fork"),
+        ("cpu:gloo,cuda:nccl", "forkserver"),
+        ("mpi", "forkserver"),
+    ]:
+        monkeypatch.setattr(dist, "get_backend_config", lambda backends=backends: backends)
+        assert safe_start_method() == method
+
+
+def test_each_kind_of_global_is_named(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server, whose workers have none of it."""
+    texts_of(loader_of(texts, option_encoder.PadEncoder(), **SERVER))  # the server has the environment of its start
+    option_encoder.set_pad(8)
+    option_encoder.set_group(object())
+    monkeypatch.setenv("PAD_TO", "4")
+    for encoder, words in [
+        (option_encoder.ClassEncoder(), r"option_encoder\.Layout\.pad_to is 8 in the program, 1 in the worker"),
+        (option_encoder.GroupEncoder(), r"option_encoder\._GROUP is <object> in the program, None in the worker"),
+        (option_encoder.VariableEncoder(), r"os\.environ\['PAD_TO'\] is '4' in the program, None in the worker"),
+    ]:
+        with pytest.raises(ConfigError, match=words) as found:
+            texts_of(loader_of(texts, encoder, **SERVER))
+        assert "worker_init" in str(found.value)
+        # Each names its own alone.
+        assert str(found.value).count("in the program") == 1
+
+
+@pytest.mark.usefixtures("process_group")
+def test_that_there_are_ranks_is_asked_for(texts: Path) -> None:
+    words = r"torch\.distributed\.is_initialized\(\) is True in the program, False in the worker"
+    with pytest.raises(ConfigError, match=words):
+        texts_of(loader_of(texts, option_encoder.RankEncoder(), **SERVER))
+
+
+def test_what_the_code_sets_itself_or_does_not_name_may_differ(texts: Path) -> None:
+    encoder = option_encoder.PadEncoder()
+    assert texts_of(loader_of(texts, encoder)) == [str(number) for number in range(8)]
+    assert option_encoder._CALLS
+    assert option_encoder._LENGTHS
+    option_encoder.set_group(object())
+    assert texts_of(loader_of(texts, encoder, **SERVER)) == [str(number) for number in range(8)]
+    # Of options only those that are named.
+    option_encoder.set_args(Namespace(context_parallel_size=2, iteration=7))
+    option_encoder.multiple.cache_clear()
+    assert texts_of(loader_of(texts, encoder, worker_init=option_encoder.set_two, **SERVER)) == PADDED
+    option_encoder.set_args(Namespace(context_parallel_size=1, iteration=7))
+    names = ("option_encoder._ARGS",)
+    reading = {**SERVER, "worker_init": option_encoder.set_two}
+    with pytest.raises(ConfigError, match=r"_ARGS\.context_parallel_size is 1 in the program, 2 in the worker"):
+        texts_of(loader_of(texts, encoder, **reading))
+    assert texts_of(loader_of(texts, encoder, differing_globals=names, **reading)) == PADDED
+
+
+def test_globals_that_change_between_two_iterations(texts: Path) -> None:
+    """Workers that stay have what was there when they started; so new ones start."""
+    loader = loader_of(texts, option_encoder.PadEncoder(), num_workers=1, start_method="fork")
+    assert [text for batch in loader for text in batch["text"]] == [str(number) for number in range(8)]
+    option_encoder.set_two()
+    assert texts_of(loader) == PADDED
+
+
+def test_workers_that_replace_others_are_set_up_too(texts: Path, tmp_path: Path) -> None:
+    option_encoder.set_two()
+    data = EncodedDataset(
+        media_texts.loaded(texts, media_texts.Once(tmp_path / "done", media_texts.dies, at=6)),
+        option_encoder.PadEncoder(),
+    )
+    run = Run(data, global_batch_size=4, order=Order(kind="none"), epochs=1)
+    reading = Reading(worker_init="option_encoder:set_two", **SERVER)
+    assert texts_of(Loader(run, micro_batch_size=2, reading=reading)) == PADDED
+    assert (tmp_path / "done").exists()
+
+
+def test_what_worker_init_raises_comes_back(texts: Path) -> None:
+    encoder = option_encoder.PadEncoder()
+    with pytest.raises(LookupError, match="no options to be found") as found:
+        texts_of(loader_of(texts, encoder, num_workers=1, worker_init=option_encoder.fails))
+    assert "in worker 0:" in found.value.__notes__[0]
+    with pytest.raises(ConfigError, match="write module:function"):
+        texts_of(loader_of(texts, encoder, num_workers=1, worker_init="option_encoder:nothing"))
+    for bad in ("no_function", 3):
+        with pytest.raises(ConfigError, match="worker_init is"):
+            Reading(worker_init=bad)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a list of names"):
+        Reading(differing_globals="option_encoder")  # type: ignore[arg-type]
+
+
+def shouted(sample: Any) -> Any:
+    sample.text = sample.text.ljust(option_encoder.get_args().context_parallel_size)
+    return sample
+
+
+def test_functions_of_a_dataset_are_looked_at_as_hooks_are(texts: Path) -> None:
+    option_encoder.set_two()
+    mapped = MapDataset(MediaDataset.open(texts, **media_texts.TEXT), shouted)
+    assert "option_encoder._ARGS.context_parallel_size" in Globals(partial(len, mapped))._values
+
+
+@pytest.mark.parametrize("kind", [encoder_ported.NumberEncoder, *vars(encoders_ported).values()])
+def test_ported_encoders_name_nothing_that_changes(kind: Any) -> None:
+    if isinstance(kind, type) and issubclass(kind, encoder_ported.DefaultTaskEncoder):
+        found = Globals(kind())
+        assert found.are_current
+        assert not found.differences()

@@ -1,0 +1,69 @@
+"""Time for tests of what waits: it passes by events, so that no result depends on how busy the machine is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+import pytest
+
+import media_texts
+from headrace.loader import workers, workers_crew, workers_watch
+from headrace.loader.workers_table import State
+from headrace.loader.workers_watch import Wait
+
+PATIENCE_S: Final = 900
+"""After which a test gives up that would wait for ever; nothing else depends on it."""
+
+
+def waits_for_the_bad_sample(number: int = media_texts.BAD) -> Wait | None:
+    """The wait of a loader for a worker that is at a sample, when all else is done."""
+    for one in list(workers._living):
+        crew = one._crew
+        wait = None if crew is None or crew._watch is None else crew._watch._wait
+        if crew is not None and wait is not None:
+            rows = [crew._table.row(at) for at in range(crew._num_workers)]
+            awaited = rows.pop(wait.worker)
+            if awaited.state is State.READING and awaited.sample == number:
+                return wait if all(row.state is State.WAITING for row in rows) else None
+    return None
+
+
+class Clock:
+    """The clock of a loader with workers: it stands still while the loader waits for one that does its work.
+
+    Args:
+        runs_on: whether it runs on when the wait is over its limit: for a worker that does not even say where it is.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, runs_on: bool = False) -> None:
+        self._now = self._last = monotonic()
+        self._runs_on = runs_on
+        for module in (workers_crew, workers_watch):
+            monkeypatch.setattr(module, "monotonic", self)
+
+    def __call__(self) -> float:
+        """Seconds."""
+        passed, self._last = monotonic() - self._last, monotonic()
+        if not any(_waits(one) for one in list(workers._living)):
+            self._now += passed
+        elif (wait := waits_for_the_bad_sample()) is not None and (self._runs_on or self._now < wait.until):
+            self._now += 0.05
+        return self._now
+
+
+def _waits(one: workers.Workers) -> bool:  # type: ignore[type-arg]
+    return one._crew is not None and one._crew._watch is not None and one._crew._watch._wait is not None
+
+
+def clock_that(monkeypatch: pytest.MonkeyPatch, module: object, *, runs_when: Callable[[], bool]) -> None:
+    """Have a module's clock run, by 0.05 s a look, while something is so."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.05 if runs_when() else 0.0
+        return now
+
+    monkeypatch.setattr(module, "monotonic", clock)
