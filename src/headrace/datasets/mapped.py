@@ -97,6 +97,11 @@ class MapDataset(Dataset):
         return self.dataset.is_masked
 
     @property
+    def is_unshifted(self) -> bool:
+        """As of the dataset."""
+        return self.dataset.is_unshifted
+
+    @property
     def is_ragged(self) -> bool:
         """As of the dataset."""
         return self.dataset.is_ragged

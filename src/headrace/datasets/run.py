@@ -253,8 +253,8 @@ class Run:
 
     @property
     def is_counted(self) -> bool:
-        """Whether ``count`` and ``counts`` say what is in samples: in packs, and in records with labels."""
-        return all(dataset.is_counted for dataset in self.datasets)
+        """Whether ``count`` and ``counts`` say what is in samples: in packs, records with labels, masked windows."""
+        return any(dataset.is_counted for dataset in self.datasets)
 
     @property
     def is_masked(self) -> bool:
