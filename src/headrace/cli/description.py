@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.datasets.loss_masks import mask_name, supervised_share
+from headrace.datasets.sft_records import TOKEN_KEYS
 from headrace.stores import (
     BackendInfo,
     IndexedOptions,
@@ -44,6 +46,18 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class Supervised(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of a key's tokens that a loss mask trains."""
+
+    mask: str
+    trained: int
+    tokens: int
+    """Those that were looked at, ..."""
+
+    is_all: bool
+    """... which are all, or a sample spread over all."""
+
+
 class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One key: its stream, and its documents."""
 
@@ -54,6 +68,8 @@ class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     tokens_per_document: Lengths | None
     histogram: tuple[Bar, ...]
+    supervised: Supervised | None = None
+    """What its loss mask trains, where it has one."""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +103,7 @@ def describe(path: str, options: IndexedOptions = AS_FOUND) -> Description:
     """
     with contextlib.ExitStack() as stack:
         stores = {key: stack.enter_context(store) for key, store in opened_keys(path, options).items()}
-        keys = tuple(describe_key(key, store) for key, store in stores.items())
+        keys = tuple(_with_share(describe_key(key, store), stores) for key, store in stores.items())
         shards = [shard for store in stores.values() for shard in shards_of(store)]
         files = {file for store in stores.values() for file in store.files}
         manifest = find_manifest(path)
@@ -141,6 +157,15 @@ def describe_key(key: str, store: Store) -> KeyDescription:
         tokens_per_document=_summarise(lengths, counts) if num_documents else None,
         histogram=histogram(lengths, counts),
     )
+
+
+def _with_share(key: KeyDescription, stores: dict[str, Store]) -> KeyDescription:
+    """With what its loss mask trains, by the manifest's count or a sample."""
+    mask = mask_name(key.name, stores.keys(), is_main=key.name in (next(iter(stores)), *TOKEN_KEYS))
+    if mask is None or stores[mask].num_tokens != key.tokens:
+        return key
+    share = supervised_share(stores[mask], mask, tokens=key.name)
+    return msgspec.structs.replace(key, supervised=Supervised(mask=mask, **share._asdict()))
 
 
 def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bar, ...]:

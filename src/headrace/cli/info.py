@@ -137,6 +137,7 @@ def report(description: Description) -> list[str]:
                 ("documents", count(key.documents) + _empty(key.empty_documents)),
                 ("tokens", count(key.tokens)),
                 *_per_document(key),
+                *_supervised(key),
             ]
             lines += ["", f"key {key.name!r} ({key.dtype})", *listing(pairs)]
         lines += _lengths(key)
@@ -154,6 +155,15 @@ def _per_document(key: KeyDescription) -> list[tuple[str, str]]:
         return []
     middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
     return [("per document", f"min {count(lengths.min)}, {middle}, max {count(lengths.max)} tokens")]
+
+
+def _supervised(key: KeyDescription) -> list[tuple[str, str]]:
+    found = key.supervised
+    if found is None or not found.tokens:
+        return []
+    looked_at = "" if found.is_all else f", of {count(found.tokens)} that were looked at"
+    about = "" if found.is_all else "about "
+    return [("supervised", f"{about}{found.trained / found.tokens:.1%} of the tokens, by {found.mask!r}{looked_at}")]
 
 
 def _made_by(description: Description) -> list[tuple[str, str]]:

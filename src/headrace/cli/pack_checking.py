@@ -182,9 +182,15 @@ def _check_pack(
     if not np.array_equal(sample["input_ids"][real], np.concatenate(store.pieces(starts, lengths))):
         found.append(f"input_ids are not the tokens of its documents {documents.tolist()}")
     expected = np.full(len(lengths), IGNORED_LABEL, dtype=np.int64)
+    mask = dataset.loss_mask_key
     if going_on.any():
         after = (starts + lengths)[going_on]
-        expected[going_on] = np.concatenate(store.pieces(after, np.ones_like(after)))
+        following = np.concatenate(store.pieces(after, np.ones_like(after))).astype(np.int64)
+        if mask is not None:
+            following[np.concatenate(store.pieces(after, np.ones_like(after), mask)) == 0] = IGNORED_LABEL
+        expected[going_on] = following
+    if mask is not None:
+        found += _check_mask(sample, np.concatenate(store.pieces(starts, lengths, mask)) != 0, mask)
     wrong = np.flatnonzero(sample["labels"][lasts] != expected)
     if len(wrong):
         one = int(wrong[0])
@@ -193,6 +199,22 @@ def _check_pack(
             f"{documents[one]} in this pack it is {expected[one]}"
         )
     return found
+
+
+def _check_mask(sample: Sample, marks: NDArray[np.bool_], key: str) -> list[str]:
+    """Whether tokens with a label are those that the store's mask has; ``marks`` are of the tokens without pads."""
+    columns = np.flatnonzero(sample["document_ids"] >= 0)
+    if len(columns) != len(marks):
+        return []  # which is found, and said, elsewhere
+    # A label stands beside the token before it, if that is of the same segment.
+    inside = np.flatnonzero(sample["position_ids"][columns] > 0)
+    wrong = inside[sample["loss_mask"][columns[inside] - 1] != marks[inside]]
+    if not len(wrong):
+        return []
+    column = int(columns[wrong[0]])
+    return [
+        f"column {column}: the store's {key!r} is {int(marks[wrong[0]])} here, and the label of this token is not so"
+    ]
 
 
 def _check_documents(dataset: PackedSequenceDataset, tiling: Tiling) -> Iterator[Problem]:

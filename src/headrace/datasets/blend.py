@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.mix import Mix, check_children, joined, length_of, node_of
+from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of
 from headrace.errors import ConfigError
 from headrace.plan import Branch, apportion, counts_until, exact_weights, quantised, rounded
 
@@ -55,7 +55,13 @@ class Blend(Mix):
         num_samples: int | None = None,
         allow_different_tokenizers: bool = False,
     ) -> None:
+        check_named(children)
         numbers = weights if weights is not None else repeats
+        if numbers is not None and not isinstance(numbers, Mapping):
+            raise ConfigError(
+                f"weights or repeats are {numbers!r:.80}; expected a number for each name, as"
+                f" {{{', '.join(f'{name!r}: 0.5' for name in list(children)[:2])}}}"
+            )
         if numbers is None or (weights is not None and repeats is not None):
             raise ConfigError("a blend takes either weights or repeats")
         if not children or children.keys() != numbers.keys():

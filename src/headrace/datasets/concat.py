@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.mix import Mix, check_children, joined, length_of, node_of
+from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of
 from headrace.errors import ConfigError
 from headrace.plan import Concat
 
@@ -20,6 +20,7 @@ class ConcatDataset(Mix):
     """
 
     def __init__(self, children: Mapping[str, Dataset | Mix], *, allow_different_tokenizers: bool = False) -> None:
+        check_named(children)
         self.children = dict(children)
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
         endless = [name for name, child in self.children.items() if length_of(child) is None]

@@ -80,6 +80,21 @@ class CyclicDataset(Dataset):
         """As the dataset is."""
         return self.dataset.is_packed
 
+    @property
+    def is_counted(self) -> bool:
+        """As the dataset is."""
+        return self.dataset.is_counted
+
+    @property
+    def is_masked(self) -> bool:
+        """As the dataset is."""
+        return self.dataset.is_masked
+
+    @property
+    def is_unshifted(self) -> bool:
+        """As the dataset is."""
+        return self.dataset.is_unshifted
+
     def count(self, addresses: IntArray) -> Counts:
         """What is in some samples of the dataset."""
         return self.dataset.count(addresses)

@@ -80,12 +80,20 @@ class Dataset(ABC):
 
     @property
     def is_counted(self) -> bool:
-        """Whether samples hold different numbers of supervised tokens, and ``count`` says how many."""
+        """Whether samples hold different numbers of supervised tokens, and ``count`` says how many.
+
+        Of a run with one such source the others have ``count``, too.
+        """
         return self.is_packed
 
     @property
     def is_masked(self) -> bool:
         """Whether a mask says which tokens are trained on, so that samples may have none."""
+        return False
+
+    @property
+    def is_unshifted(self) -> bool:
+        """Whether a label is the token beside it, and not the next one; the sources of a run have them alike."""
         return False
 
     @property
@@ -217,4 +225,6 @@ def shown_fields(dataset: Dataset) -> str:
     """Fields and constants with their shapes and dtypes, to be compared: equal ones can be stacked into one batch."""
     constants = {name: (value.shape, value.dtype) for name, value in dataset.constants.items()}
     shown = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in {**dataset.fields, **constants}.items())
-    return f"{shown}, collated by {dataset.collated_by}" if dataset.is_ragged else shown
+    if dataset.is_ragged:
+        return f"{shown}, collated by {dataset.collated_by}"
+    return f"{shown}, labels='same'" if dataset.is_unshifted else shown

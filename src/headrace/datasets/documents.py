@@ -13,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Sample
+from headrace.datasets.loss_masks import AUTO, shown_mask, used_mask
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.plan.segments import IGNORED_LABEL
@@ -23,7 +24,7 @@ class DocumentDataset:
     """Sample i is document i of a store, as torchtune's datasets give theirs; made for `PackedDataset`.
 
     - ``tokens``: (length,) int64;
-    - ``labels``: (length,) int64, the tokens themselves, and -100 where the store's key ``loss_mask_key`` is 0. They
+    - ``labels``: (length,) int64, the tokens themselves, and -100 where the store's loss mask is 0. They
       are not shifted: the training step does that, as torchtune's recipes do.
 
     Documents are of any length, so they cannot be stacked into the arrays of one shape that a `headrace.Dataset`
@@ -33,20 +34,19 @@ class DocumentDataset:
 
     Args:
         store: an open store of any layout.
-        loss_mask_key: a key of the store parallel to its main one, 1 where a token is trained on and 0 elsewhere.
+        loss_mask_key: a key of the store parallel to its main one, 1 where a token is trained on and 0 elsewhere:
+            ``"auto"`` the loss mask that the store has, if it has one; None trains on every token.
 
     Raises:
         ConfigError: not a store, or the store has no such key, or the key is not parallel to the main one.
         InputError: on reading, a loss mask with other values than 0 and 1; names the documents.
     """
 
-    def __init__(self, store: Store, *, loss_mask_key: str | None = None) -> None:
+    def __init__(self, store: Store, *, loss_mask_key: str | None = AUTO) -> None:
         if not isinstance(store, Store):
             raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
-        if loss_mask_key is not None:
-            store.fetch(0, 0, loss_mask_key)  # refuses keys that cannot be read beside the main one
         self.store = store
-        self.loss_mask_key = loss_mask_key
+        self.loss_mask_key = used_mask(store, loss_mask_key)
 
     def __len__(self) -> int:
         return self.store.num_documents
@@ -68,8 +68,7 @@ class DocumentDataset:
 
     def describe(self) -> str:
         """One line."""
-        masked = "" if self.loss_mask_key is None else f", trained on where {self.loss_mask_key!r} is 1"
-        return f"documents of {self.store.path}{masked}"
+        return f"documents of {self.store.path}{shown_mask(self.store, self.loss_mask_key)}"
 
     def __getitem__(self, index_: int) -> Sample:
         number = index(index_)

@@ -26,9 +26,9 @@ class FilledDataset(Dataset):
     """
 
     def __init__(self, dataset: Dataset, *, multiple_of: int) -> None:
-        if "loss_mask" not in dataset.fields or dataset.is_packed:
+        if "loss_mask" not in dataset.fields or dataset.is_counted:
             raise ConfigError(
-                f"samples that do not count are told by a field loss_mask; {type(dataset).__name__} has "
+                f"samples that do not count are told by a field loss_mask alone; {type(dataset).__name__} has "
                 f"{', '.join(dataset.fields)}: feed the last step as it is, or leave it out with drop_last=True"
             )
         if dataset.is_endless:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.datasets.gpt_masks import GPTMasks, attention_mask, document_borders, padded, position_ids
+from headrace.datasets.loss_masks import shown_mask, warn_unused_mask
 from headrace.datasets.trace_origins import Origins, pieces
 from headrace.errors import ConfigError, StoreError
 from headrace.plan import IntArray, KeyArray
@@ -85,6 +86,7 @@ class GPTDataset(Dataset):
         if split_part not in SPLIT_PARTS:
             raise ConfigError(f"split_part is {split_part!r}; allowed are {', '.join(map(repr, SPLIT_PARTS))}")
         self.store = prefix if isinstance(prefix, Store) else open_store(prefix, documents="sequences")
+        warn_unused_mask(self.store, type(self).__name__)
         self.masks = masks or GPTMasks()
         self.split, self.split_part = split, split_part
         era: Literal["core", "legacy"] = "core" if dialect == "core" else "legacy"
@@ -256,6 +258,7 @@ class GPTDataset(Dataset):
         return (
             f"{self.sampling.dialect} order of Megatron, seed {self.sampling.seed}: {self.split_part} of {self.split}, "
             f"samples of {self.sequence_length:,} tokens from {epochs:,} {'epoch' if epochs == 1 else 'epochs'}"
+            f"{shown_mask(self.store, None)}"
         )
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from operator import index
 
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.mix import Mix, length_of, node_of
+from headrace.datasets.mix import Mix, length_of, node_of, wrong_data
 from headrace.errors import ConfigError
 from headrace.plan import Leaf, Limit, Node, Repeat, Subset, rounded
 
@@ -17,7 +17,7 @@ class _OfOne(Mix):
 
     def __init__(self, data: Dataset | Mix) -> None:
         if not isinstance(data, Dataset | Mix):
-            raise ConfigError(f"data is {data!r:.80}; expected a dataset, or a mix of them")
+            raise ConfigError(wrong_data("data", data))
         # Without a name of its own the source keeps its path, and with it its order, when a limit is set or lifted.
         self.children = {"": data}
         self.data = data

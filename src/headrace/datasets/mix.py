@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from os import PathLike
 
 from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.datasets.tokenizers import check_one_tokenizer
 from headrace.errors import ConfigError
 from headrace.plan import Leaf, Node, Shards
+from headrace.stores import SampleStore, Store
 
 
 class Mix(ABC):
@@ -77,6 +79,27 @@ def joined(path: str, name: str) -> str:
     return f"{path}/{name}" if path and name else path or name
 
 
+def wrong_data(what: str, found: object) -> str:
+    """The words for something in the place of a dataset or a mix; a store is what is given most often."""
+    message = f"{what} is {found!r:.80}; expected a dataset, or a mix of them"
+    if isinstance(found, Store):
+        message += ": cut the store into samples, as headrace.WindowDataset(store, window_tokens=2048)"
+    elif isinstance(found, SampleStore):
+        message += ": make samples of the store, headrace.MediaDataset.of(store)"
+    elif isinstance(found, str | PathLike):
+        message += ": open what lies at the path, headrace.open(path), and make a dataset of it"
+    return message
+
+
+def check_named(children: object) -> None:
+    """Raise ConfigError unless children are given by name."""
+    if not isinstance(children, Mapping):
+        raise ConfigError(
+            f"the sources of a mix are {children!r:.80}; expected a dict of names and datasets, as"
+            ' {"web": web, "code": code}: the name is part of the place from which the order of a source is drawn'
+        )
+
+
 def check_children(children: Mapping[str, Dataset | Mix], *, allow_different_tokenizers: bool) -> None:
     """Refuse what cannot be mixed.
 
@@ -90,7 +113,7 @@ def check_children(children: Mapping[str, Dataset | Mix], *, allow_different_tok
         if not name or "/" in name:
             raise ConfigError(f"source name {name!r}: a name is not empty and has no '/', which separates the names")
         if not isinstance(child, Dataset | Mix):
-            raise ConfigError(f"source {name!r} is {child!r:.80}; expected a dataset, or a mix of them")
+            raise ConfigError(wrong_data(f"source {name!r}", child))
     leaves = list(_named(children))
     first, expected = leaves[0][0], shown_fields(leaves[0][1])
     for name, dataset in leaves[1:]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets.assembly import Ranges, Rows
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
+from headrace.datasets.loss_masks import AUTO, Labels, check_labels, shown_mask, used_mask
 from headrace.datasets.pack_plans import StoreLengths, make_plan
 from headrace.datasets.trace_origins import Origins, checked, pieces
 from headrace.errors import ConfigError
@@ -36,8 +37,9 @@ class PackedSequenceDataset(Dataset):
 
     - ``input_ids`` int64: documents one after another, then pads of ``padding_idx``;
     - ``labels`` int64: for each token the next one of its document; -100 where there is none (the last token of a
-      document; with ``border_labels="keep"`` the next document's first token), at pads, and where ``loss_mask_key``
-      is 0 for the token that is to be predicted;
+      document; with ``border_labels="keep"`` the next document's first token), at pads, and where the store's loss mask
+      is 0 for the token that is to be predicted. With ``labels="same"`` a label is the token beside it, as Hugging
+      Face's models want it, which shift by themselves; the first token of a segment has none;
     - ``loss_mask`` bool: where the label is not -100;
     - ``position_ids`` int64: from 0 again in each segment, that is a document and its own pads, or the pads at the end;
     - ``document_ids`` int64: the store's number of each token's document, -1 at pads.
@@ -45,7 +47,8 @@ class PackedSequenceDataset(Dataset):
     Items have besides ``seq_lens`` (segments,) int32, ``cu_seqlens`` (segments + 1,) int32, their prefix sums from 0 to
     max_seq_len, and ``max_seqlen``, an int.
 
-    A piece of a document that was cut has the document's next token as the label of its last one: nothing is lost.
+    A piece of a document that was cut has the document's next token as the label of its last one: nothing is lost. With
+    ``labels="same"`` that label has no place, and each cut costs one.
 
     The plan is made at once (see `headrace.plan.packing.plan_packs` for its cost), or mapped where it was kept before.
 
@@ -53,8 +56,11 @@ class PackedSequenceDataset(Dataset):
         store: where the documents are.
         packing: how they are packed.
         padding_idx: the id of pads.
-        loss_mask_key: of a store with several keys, the parallel one that is 1 at tokens that are trained on.
+        loss_mask_key: the parallel key of the store that is 1 at tokens that are trained on: ``"auto"`` the loss mask
+            that it has, if it has one (``loss_mask``, or ``chosen_mask`` of ``chosen`` and so on); None trains on every
+            token.
         border_labels: whether a document's last token has a label.
+        labels: what a label stands beside.
         plan_folder: where plans are kept; by default those of over a million documents in ``$HEADRACE_CACHE``, or
             ``~/.cache/headrace``, and smaller ones nowhere, since to make them takes less than a tenth of a second.
 
@@ -68,8 +74,9 @@ class PackedSequenceDataset(Dataset):
         packing: Packing,
         *,
         padding_idx: int = 0,
-        loss_mask_key: str | None = None,
+        loss_mask_key: str | None = AUTO,
         border_labels: Literal["mask", "keep"] = "mask",
+        labels: Labels = "next",
         plan_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(store, Store):
@@ -81,10 +88,10 @@ class PackedSequenceDataset(Dataset):
         self.store = store
         self.packing = packing
         self.padding_idx = index(padding_idx)
-        self.loss_mask_key = loss_mask_key
         self._keep_borders = border_labels == "keep"
-        if loss_mask_key is not None:
-            store.fetch(0, min(1, store.num_tokens), loss_mask_key)
+        check_labels(labels)
+        self.labels = labels
+        self.loss_mask_key = used_mask(store, loss_mask_key)
         self._lengths = StoreLengths(store)
         self.plan = make_plan(store, self._lengths, packing, None if plan_folder is None else Path(plan_folder))
         if not len(self.plan):
@@ -97,7 +104,8 @@ class PackedSequenceDataset(Dataset):
     def _say(self) -> None:
         """What was lost is said before the first step."""
         level = logging.WARNING if self.ledger.lost_tokens else logging.INFO
-        _log.log(level, "%s: %s", self.store.path, self.describe())
+        if _log.isEnabledFor(level):
+            _log.log(level, "%s: %s", self.store.path, self.describe())
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -124,6 +132,11 @@ class PackedSequenceDataset(Dataset):
         return True
 
     @property
+    def is_unshifted(self) -> bool:
+        """With ``labels="same"``."""
+        return self.labels == "same"
+
+    @property
     def is_masked(self) -> bool:
         """Whether there is a loss mask."""
         return self.loss_mask_key is not None
@@ -140,8 +153,8 @@ class PackedSequenceDataset(Dataset):
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples."""
-        return {
+        """What decides the bytes of the samples; labels are in it where they are not as they always were."""
+        recipe: dict[str, Any] = {
             "kind": "packed_sequences",
             "version": self.plan.meta.version,
             "store": self.store.fingerprint,
@@ -152,6 +165,9 @@ class PackedSequenceDataset(Dataset):
             "loss_mask_key": self.loss_mask_key,
             "border_labels": "keep" if self._keep_borders else "mask",
         }
+        if self.labels == "same":
+            recipe["labels"] = self.labels
+        return recipe
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: the pack, and with ``repack`` 30 bits of the epoch's key above it."""
@@ -236,12 +252,17 @@ class PackedSequenceDataset(Dataset):
         closed = last[~self._labelled(items)]
         labels[closed] = IGNORED_LABEL
         mask[closed] = False
-        going_on = np.flatnonzero(items.continues)
+        going_on = np.flatnonzero(items.continues & (self.labels == "next"))
         if len(going_on):
             after = items.starts[going_on] + items.lengths[going_on]
             labels[last[going_on]] = np.concatenate(self.store.pieces(after, np.ones_like(after)))
         if self.loss_mask_key is not None:
             self._mask_labels(self.loss_mask_key, items, layout, labels, mask)
+        if self.labels == "same":
+            # The last label of a row is -100, and so the first one of the next.
+            for row, none in ((labels, IGNORED_LABEL), (mask, False)):
+                row[1:] = row[:-1].copy()
+                row[0] = none
 
     def _mask_labels(self, key: str, items: PackItems, layout: Rows, labels: NDArray[Any], mask: NDArray[Any]) -> None:
         """Leave out the labels of tokens that the store says are not trained on."""
@@ -275,11 +296,13 @@ class PackedSequenceDataset(Dataset):
 
     def _labelled(self, items: PackItems) -> NDArray[np.bool_]:
         """(pieces,): whether the last token of a piece has a label, in its document or, if asked to, behind it."""
+        # What the document goes on with is in another row, and beside itself it is the first of its segment.
+        continues = items.continues if self.labels == "next" else np.zeros_like(items.continues)
         if not self._keep_borders:
-            return items.continues
-        followed: NDArray[np.bool_] = items.lengths % self.packing.segment_multiple == 0
+            return continues
+        followed: NDArray[np.bool_] = (items.lengths % self.packing.segment_multiple == 0) & ~items.continues
         followed[items.offsets[1:] - 1] = False
-        return items.continues | followed
+        return continues | followed
 
     def _marks_after(self, items: PackItems, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(pieces,): the mark of what each piece's last token predicts; ``first`` are those of the first tokens."""
@@ -302,11 +325,13 @@ class PackedSequenceDataset(Dataset):
         """One line: how the documents are packed, how full, and what was lost."""
         ledger, packing = self.ledger, self.packing
         packed = ledger.raw_documents - ledger.empty_documents - ledger.dropped_documents
+        labels = ", labels beside their own tokens" if self.labels == "same" else ""
         local = "" if packing.window_documents is None else f" by windows of {packing.window_documents:,} documents"
         return (
             f"packs of {self.max_seq_len:,} tokens ({packing.strategy}{local}): {packed:,} documents, "
             f"{packed / len(self):,.1f} a pack, fill {ledger.fill:.2%}, "
-            f"{ledger.split_documents:,} documents split, {ledger.lost_share:.2%} of the tokens lost"
+            f"{ledger.split_documents:,} documents split, {ledger.lost_share:.2%} of the tokens lost{labels}"
+            f"{shown_mask(self.store, self.loss_mask_key)}"
         )
 
 

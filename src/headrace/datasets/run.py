@@ -15,7 +15,7 @@ import numpy as np
 from headrace.datasets.buckets import Buckets
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty, repeated
 from headrace.datasets.homogeneous import homogeneous_samples
-from headrace.datasets.mix import Mix, named_datasets, node_of
+from headrace.datasets.mix import Mix, named_datasets, node_of, wrong_data
 from headrace.datasets.outline import outline
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.run_file import save_run
@@ -84,6 +84,8 @@ class Run:
     ) -> None:
         if order is not None and not isinstance(order, Order):
             raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
+        if not isinstance(data, Dataset | Mix):
+            raise ConfigError(wrong_data("data", data))
         self.data = data
         self.order = order or Order()
         self.schedule = BatchSchedule.of(global_batch_size)
@@ -253,8 +255,8 @@ class Run:
 
     @property
     def is_counted(self) -> bool:
-        """Whether ``count`` and ``counts`` say what is in samples: in packs, and in records with labels."""
-        return all(dataset.is_counted for dataset in self.datasets)
+        """Whether ``count`` and ``counts`` say what is in samples: in packs, records with labels, masked windows."""
+        return any(dataset.is_counted for dataset in self.datasets)
 
     @property
     def is_masked(self) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.datasets.blend import Blend
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.mix import Mix, check_children, joined, node_of
+from headrace.datasets.mix import Mix, check_children, check_named, joined, node_of
 from headrace.errors import ConfigError
 from headrace.plan import Branch, Leaf, Schedule, linear_ramp
 from headrace.plan.weight_ramp import MOST_SEGMENTS, quantised_with_zeros
@@ -63,6 +63,7 @@ class ScheduledBlend(Mix):
         block_samples: int = 1,
         allow_different_tokenizers: bool = False,
     ) -> None:
+        check_named(children)
         self.children = dict(children)
         self.stretches = tuple(stretches)
         self.block_samples = index(block_samples)

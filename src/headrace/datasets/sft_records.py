@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.datasets.collation import Collation
 from headrace.datasets.dataset import Counts, Fields, Sample
+from headrace.datasets.loss_masks import shown_mask
 from headrace.datasets.record_keys import RecordKey, found_key
 from headrace.datasets.records import RecordDataset, check_parallel, supervised_labels
 from headrace.errors import ConfigError
@@ -134,6 +135,12 @@ class SFTDataset(RecordDataset):
     def sample_lengths(self, addresses: IntArray) -> IntArray:
         """(n,) int64: kept tokens of each record."""
         return self.collation.kept(self._keys["tokens"].lengths(addresses))
+
+    def describe(self) -> str:
+        """One line."""
+        mask = self._keys["loss_mask"].key if self.is_masked else None
+        labels = ", labels beside their own tokens" if self.labels == "same" else ""
+        return f"{super().describe()}{labels}{shown_mask(self.store, mask)}"
 
     def count(self, addresses: IntArray) -> Counts:
         """Tokens and labels of each record; pads are a batch's, and none are counted here."""

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, Sample
+from headrace.datasets.loss_masks import unused_text, warn_unused
 from headrace.datasets.trace_origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -101,6 +102,10 @@ class StreamWindows(Dataset):
                     f" {', '.join(map(repr, streams))}"
                 )
         self._check_masks()
+        main = self.stores[0]
+        # AstrAI's "seq" trains on every token, whatever else the store has.
+        self._unused = "loss_mask" if train_type == "seq" and "loss_mask" in streams else None
+        warn_unused(main, self._unused, "training type 'seq'")
         self.count_tokens = min(stream.num_tokens for stream in self._streams.values())
         slack = self.count_tokens - 1 - self.window_size
         self._num_samples = slack // self.stride + 1 if slack >= 0 else 0
@@ -186,4 +191,5 @@ class StreamWindows(Dataset):
         """One line."""
         return (
             f"windows of {self.window_size:,} tokens as AstrAI's {self.train_type}, over {self.count_tokens:,} tokens"
+            f"{unused_text(self._unused)}"
         )

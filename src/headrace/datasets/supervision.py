@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 CHECKED_SAMPLES = 1 << 20
 """Samples that are looked at before a run; what is beyond is found ahead of its step, not of the run."""
 
+CHECKED_TOKENS = 1 << 27
+"""Of windows and packs, of whose tokens each has its mark read, so many tokens of samples: about half a second."""
+
 _AT_ONCE = 8192
 
 
@@ -23,7 +26,8 @@ def check_supervised(run: Run, position: int) -> None:
     """Raise ConfigError where a step from a position on has no supervised token; see `Run.check_supervised`."""
     if not run.is_masked or (_num_samples(run) <= CHECKED_SAMPLES and not run.has_unsupervised_samples):
         return
-    end = position + CHECKED_SAMPLES if run.length is None else min(run.length, position + CHECKED_SAMPLES)
+    checked = _num_checked(run)
+    end = position + checked if run.length is None else min(run.length, position + checked)
     if position >= end:
         return
     for step, count in supervised_tokens(run, run.schedule.step_of(position), run.schedule.step_of(end - 1) + 1):
@@ -67,6 +71,13 @@ def supervised_tokens(run: Run, first: int, end: int, at_once: int = _AT_ONCE) -
         bounds = np.cumsum([0, *map(len, positions)])
         sums = np.concatenate([[0], np.cumsum(counted)])[bounds]
         yield from zip(steps, np.diff(sums).tolist(), strict=True)
+
+
+def _num_checked(run: Run) -> int:
+    if run.is_ragged:
+        return CHECKED_SAMPLES
+    tokens = max(dataset.num_tokens_per_sample for dataset in run.datasets)
+    return max(1, min(CHECKED_SAMPLES, int(CHECKED_TOKENS / max(1.0, tokens))))
 
 
 def _num_samples(run: Run) -> int:

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.frame_journal import read_journals
 from headrace.datasets.encoded.measured_units import MeasuredFace
+from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.run_file import RunFile, SavedSource
@@ -92,8 +94,9 @@ class Sources:
     def _opened(self, source: SavedSource) -> Face:
         if source.store is None:
             raise StoreError("it is not of one store; its samples are told by number alone")
-        recipe = source.recipe
+        recipe, seeded = source.recipe, False
         while recipe.get("kind") in ("mapped", "encoded", "framed"):
+            seeded = seeded or bool(recipe.get("seeded"))
             recipe = recipe["dataset"]
         kind = recipe["kind"]
         if kind not in (*_MEDIA, *_RECORDS, "measured", "windows", "packed_sequences"):
@@ -109,7 +112,9 @@ class Sources:
             raise StoreError(f"{name}: holds something else than the run was fed from")
         if isinstance(store, SampleStore):
             return MeasuredFace(store, recipe) if kind == "measured" else MediaDataset(store)
-        return _of_tokens(store, kind, recipe)
+        face = _of_tokens(store, kind, recipe)
+        # What varies from epoch to epoch is drawn by fewer bits of its key there.
+        return MapDataset(face, dict, seeded=True) if seeded and isinstance(face, Dataset) else face
 
 
 class _Records:
@@ -138,7 +143,7 @@ class _Records:
 def _of_tokens(store: Store, kind: str, recipe: dict[str, Any]) -> Face:
     if kind == "windows":
         names = ("window_tokens", "stride", "phase", "document_ids", "position_ids")
-        return WindowDataset(store, **{name: recipe[name] for name in names})
+        return WindowDataset(store, loss_mask_key=None, **{name: recipe[name] for name in names})
     if kind == "packed_sequences":
-        return PackedSequenceDataset(store, msgspec.convert(recipe["packing"], Packing))
+        return PackedSequenceDataset(store, msgspec.convert(recipe["packing"], Packing), loss_mask_key=None)
     return _Records(store)

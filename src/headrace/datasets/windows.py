@@ -7,11 +7,14 @@ from operator import index
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from headrace.datasets.dataset import Dataset, Fields, Sample
+from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
+from headrace.datasets.loss_masks import AUTO, Labels, check_labels, shown_mask, used_mask
 from headrace.datasets.trace_origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, derive_array
+from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import Store
 
 _INT64 = np.dtype(np.int64)
@@ -23,7 +26,9 @@ class WindowDataset(Dataset):
     Fields, each (window_tokens,) int64:
 
     - ``input_ids``: tokens ``[i * stride, i * stride + window_tokens)`` of the stream, documents one after another;
-    - ``labels``: the same, one token later;
+    - ``labels``: the same, one token later, and -100 where the store's loss mask is 0 for the token that is to be
+      predicted. With ``labels="same"`` a label is the token beside it, as Hugging Face's models want it, which shift by
+      themselves; the first of a window is -100, since nothing predicts it;
     - ``position_ids``: 0 .. window_tokens - 1, or from 0 again at each document with ``position_ids="restart"``;
     - ``document_ids``: with ``document_ids=True``, the store's number of the document that each input token is of.
 
@@ -34,8 +39,13 @@ class WindowDataset(Dataset):
     No index is built: any sample is found by arithmetic. The tail of the stream too short for a window is not read
     (with ``phase`` it is another tail each epoch).
 
+    A store with a loss mask (``loss_mask``, or ``chosen_mask`` of ``chosen`` and so on) is trained where it is 1:
+    ``loss_mask_key="auto"``. Another name is that of a parallel key; None trains on every token. With a mask samples
+    are counted, and batches of a loader have ``num_supervised_tokens`` and ``step_supervised_tokens``.
+
     Raises:
-        ConfigError: a size is below 1, or the store has fewer than ``window_tokens + 1`` tokens.
+        ConfigError: a size is below 1, the store has fewer than ``window_tokens + 1`` tokens, no such key, or a mask
+            that has not one value for each token.
     """
 
     def __init__(
@@ -47,6 +57,8 @@ class WindowDataset(Dataset):
         phase: bool = False,
         document_ids: bool = False,
         position_ids: Literal["continue", "restart"] = "continue",
+        labels: Labels = "next",
+        loss_mask_key: str | None = AUTO,
     ) -> None:
         if not isinstance(store, Store):
             raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
@@ -56,6 +68,7 @@ class WindowDataset(Dataset):
             raise ConfigError(f"window_tokens and stride are at least 1, found {window_tokens} and {stride}")
         if position_ids not in ("continue", "restart"):
             raise ConfigError(f"position_ids is {position_ids!r}; allowed are 'continue', 'restart'")
+        check_labels(labels)
         slack = store.num_tokens - (window_tokens + 1)
         if slack < 0:
             raise ConfigError(
@@ -68,6 +81,8 @@ class WindowDataset(Dataset):
         self.phase = phase
         self._document_ids = document_ids
         self._restart = position_ids == "restart"
+        self.labels = labels
+        self.loss_mask_key = used_mask(store, loss_mask_key)
         # Every phase below `stride` must leave room for the last window; where none fits so, the phase is shorter.
         room = slack - (stride - 1) if phase else slack
         self._num_samples: int = max(0, room) // stride + 1
@@ -93,10 +108,25 @@ class WindowDataset(Dataset):
         """The window: each of its tokens is predicted from."""
         return float(self.window_tokens)
 
+    @property
+    def is_unshifted(self) -> bool:
+        """With ``labels="same"``."""
+        return self.labels == "same"
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether there is a loss mask: without one all windows hold the same."""
+        return self.is_masked
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether there is a loss mask."""
+        return self.loss_mask_key is not None
+
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples."""
-        return {
+        """What decides the bytes of the samples; masks and labels are in it where they are not as they always were."""
+        recipe: dict[str, Any] = {
             "kind": "windows",
             "store": self.store.fingerprint,
             "num_tokens": self.store.num_tokens,
@@ -106,6 +136,11 @@ class WindowDataset(Dataset):
             "document_ids": self._document_ids,
             "position_ids": "restart" if self._restart else "continue",
         }
+        if self.loss_mask_key is not None:
+            recipe["loss_mask_key"] = self.loss_mask_key
+        if self.labels == "same":
+            recipe["labels"] = self.labels
+        return recipe
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: where each window begins in the token stream."""
@@ -119,7 +154,10 @@ class WindowDataset(Dataset):
         """Read the windows that begin at ``addresses`` into ``rows`` of ``out``."""
         tokens = self.store.gather(addresses, self.window_tokens + 1)
         out["input_ids"][rows] = tokens[:, :-1]
-        out["labels"][rows] = tokens[:, 1:]
+        if self.labels == "next" and self.loss_mask_key is None:
+            out["labels"][rows] = tokens[:, 1:]
+        else:
+            out["labels"][rows] = self._labels(addresses, tokens)
         if not (self._restart or self._document_ids):
             return
         documents, columns, lengths = self._segments(addresses)
@@ -128,6 +166,35 @@ class WindowDataset(Dataset):
             out["position_ids"][rows] = self._positions - np.repeat(columns, lengths).reshape(shape)
         if self._document_ids:
             out["document_ids"][rows] = np.repeat(documents, lengths).reshape(shape)
+
+    def _labels(self, addresses: IntArray, tokens: NDArray[Any]) -> IntArray:
+        """(n, window_tokens) int64: the labels of windows of which the tokens, and one more, are given."""
+        labels: IntArray = tokens[:, 1:].astype(np.int64)
+        if self.loss_mask_key is not None:
+            labels = np.where(self._marks(addresses) != 0, labels, IGNORED_LABEL)
+        if self.labels == "same":
+            labels[:, 1:] = labels[:, :-1].copy()
+            labels[:, 0] = IGNORED_LABEL
+        return labels
+
+    def _marks(self, addresses: IntArray) -> NDArray[Any]:
+        """(n, window_tokens): the loss mask of the tokens that are predicted, as it is stored."""
+        lengths = np.full_like(addresses, self.window_tokens)
+        pieces = self.store.pieces(addresses + 1, lengths, self.loss_mask_key)
+        return np.concatenate([np.empty(0, np.bool_), *pieces]).reshape(-1, self.window_tokens)
+
+    def count(self, addresses: IntArray) -> Counts:
+        """Of each window: tokens, labels, no pads, and documents that its tokens are of. Reads the mask, if any."""
+        last = addresses + (self.window_tokens - 1)
+        documents = self.store.find_documents(last) - self.store.find_documents(addresses) + 1
+        tokens = np.full_like(addresses, self.window_tokens)
+        # With the labels beside their own tokens the last one of "next" is not there.
+        num_labels = self.window_tokens - (self.labels == "same")
+        if self.loss_mask_key is None:
+            supervised = np.full_like(addresses, num_labels)
+        else:
+            supervised = np.count_nonzero(self._marks(addresses)[:, :num_labels], axis=1).astype(np.int64)
+        return Counts(tokens, supervised, np.zeros_like(tokens), documents)
 
     def _segments(self, begins: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The windows cut at documents: (segments,) int64 document, first column and length of each, window by window.
@@ -160,4 +227,8 @@ class WindowDataset(Dataset):
         """One line."""
         cut = "" if self.stride == self.window_tokens else f" every {self.stride:,}"
         phase = ", another phase each epoch" if self.phase else ""
-        return f"windows of {self.window_tokens:,} tokens{cut}{phase} over {self.store.num_tokens:,} tokens"
+        labels = ", labels beside their own tokens" if self.labels == "same" else ""
+        return (
+            f"windows of {self.window_tokens:,} tokens{cut}{phase} over {self.store.num_tokens:,} tokens{labels}"
+            f"{shown_mask(self.store, self.loss_mask_key)}"
+        )

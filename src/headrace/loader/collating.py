@@ -1,4 +1,4 @@
-"""Records as batches of tensors, for a torch ``DataLoader`` of your own."""
+"""Samples as batches of tensors, for a torch ``DataLoader`` of your own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 
 from headrace.datasets import Dataset
 from headrace.errors import ConfigError
+from headrace.loader.packed import add_segments
 from headrace.loader.spans import Batch
+from headrace.loader.totals import add_supervised
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
 
@@ -22,19 +24,31 @@ class _Collate:
         self._dataset = dataset
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
-        batch = self._dataset.collate(samples)
-        return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()}
+        dataset = self._dataset
+        batch: dict[str, Any]
+        if dataset.is_ragged:
+            batch = dataset.collate(samples)
+        else:
+            # Items of packs have their own segments besides, whose numbers differ.
+            names = (*dataset.fields, *dataset.constants)
+            batch = {name: np.stack([sample[name] for sample in samples]) for name in names}
+        batch = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()}
+        if not dataset.is_ragged and dataset.is_counted:
+            add_supervised(batch)
+        if dataset.is_packed:
+            add_segments([batch])
+        return batch
 
 
 def collate_fn(dataset: Dataset) -> Collate:
-    """Makes a batch of some samples of a dataset of records: ``DataLoader(dataset, collate_fn=collate_fn(dataset))``.
+    """Makes a batch of some samples of a dataset: ``DataLoader(dataset, collate_fn=collate_fn(dataset))``.
 
-    The same tensors as the loader's, but for ``sample_positions`` and ``step_supervised_tokens``, which a
-    ``DataLoader`` cannot know.
+    The same tensors as the loader's, of packs their ``cu_seqlens`` and ``max_seqlen`` among them; but for
+    ``sample_positions`` and ``step_supervised_tokens``, which a ``DataLoader`` cannot know.
 
     Raises:
-        ConfigError: samples of the dataset are all of one shape, which torch stacks by itself.
+        ConfigError: not a dataset.
     """
-    if not dataset.is_ragged:
-        raise ConfigError(f"samples of {type(dataset).__name__} are all of one shape; leave collate_fn to torch")
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f"dataset is {dataset!r:.80}; expected the dataset that the DataLoader is of")
     return _Collate(dataset)

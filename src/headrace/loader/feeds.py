@@ -88,7 +88,7 @@ class SpanFeed:
             faults = shared_out(faults_of(rows), span)
             for given in map(Given, batches, span.afters, span.sizes, faults):
                 if self._debug and self._run.is_packed:
-                    verify(given.batch)
+                    verify(given.batch, is_unshifted=self._run.datasets[0].is_unshifted)
                 yield given
 
     def start_at(self, position: int) -> None:

@@ -80,6 +80,9 @@ def flatten_packed(batch: Mapping[str, Any]) -> Flat:
     One label of each document that was cut has no place in this layout: the token behind the end of the piece. Of a
     batch with cut documents the loss is of so many tokens less than its ``num_supervised_tokens``; divide by the
     labels that are left.
+
+    Raises:
+        InputError: a label that is not the next token, as of packs with ``labels="same"``, which are shifted already.
     """
     document_ids = batch["document_ids"]
     is_token = document_ids >= 0
@@ -91,6 +94,11 @@ def flatten_packed(batch: Mapping[str, Any]) -> Flat:
     labels = shifted[is_token]
     is_first = position_ids == 0
     labels[is_first] = IGNORED_LABEL
+    if bool(((labels != input_ids) & (labels != IGNORED_LABEL)).any()):
+        raise InputError(
+            "labels of this batch are not the next tokens of their segments, which flatten_packed shifts to the tokens"
+            " themselves: give it packs without labels='same'"
+        )
     begins = torch.cat([is_first.nonzero().flatten(), torch.tensor([len(input_ids)], device=input_ids.device)])
     return {"input_ids": input_ids[None], "labels": labels[None], **_layout(begins.diff(), 0)}
 

@@ -47,7 +47,8 @@ class Loader:
 
     A loader goes on where its last iterator stopped delivering, whatever was read ahead: ``state_dict()`` after batch
     k resumes at k + 1. State may be loaded with other ranks, micro-batches and readers than it was saved with.
-    With ``restart=True``, for validation, each iteration begins at position 0, or once at a state just loaded.
+    With ``restart=True``, for validation, each iteration begins at position 0, or once at a state just loaded. Without,
+    a loader that has come to the end of its run and is iterated again is an error: an epoch would be empty.
 
     Args:
         run: what is fed, and in which order.
@@ -95,6 +96,7 @@ class Loader:
         self._counting = Counting(report_path(fault_report, rank, world_size))
         self._restart = restart
         self._loaded = False
+        self._ended = False
         self._position = 0
         self._iteration = 0
         self.start_at(position)
@@ -135,21 +137,35 @@ class Loader:
         return self.run.schedule.step_of(self._position)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from the current position on. The loader follows the newest iterator; older ones end in error."""
+        """The batches from the current position on. The loader follows the newest iterator; older ones end in error.
+
+        Raises:
+            StateError: the last batch was handed out before, and nothing is left for another epoch.
+        """
         if self._restart and not self._loaded:
             self.start_at(0)
+        if self._ended:
+            raise StateError(
+                f"this loader has come to the end of its run, at position {self._position:,}, and is iterated again:"
+                " nothing is left. For more passes give the run epochs= or samples=, and iterate the loader once; a"
+                " longer run takes the state of a shorter one. For validation say restart=True: each iteration then"
+                " begins anew. To feed the same again: start_at(0)"
+            )
         self._loaded = False
         self._iteration += 1
         return self._batches(self._iteration)
 
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_newest(iteration)
+        begin = self._position
         try:
             for given in self._feed.batches(self._position):
                 self._check_newest(iteration)
                 self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
                 self._position = given.after
                 yield given.batch
+            # Where nothing was left from the first, as of a state taken at the end, the iteration is empty by right.
+            self._ended = self._position > begin
         except Exception as error:
             if faults := carried(error):
                 self._tell(error, faults)
@@ -223,6 +239,7 @@ class Loader:
         self._feed.load(cursor)
         self._position = cursor.position
         self._loaded = True
+        self._ended = False
         self._iteration += 1
 
     def start_at(self, position: int) -> None:
@@ -239,6 +256,7 @@ class Loader:
         self._feed.start_at(position)
         self._position = position
         self._loaded = True
+        self._ended = False
         self._iteration += 1
 
     def balance_figures(self, num_steps: int = 1) -> list[StepBalance]:

@@ -30,7 +30,7 @@ def _bounds(positions: memoryview) -> NDArray[np.int32]:
     return np.array(bounds[::-1], dtype=np.int32)
 
 
-def verify(batch: Batch) -> None:
+def verify(batch: Batch, *, is_unshifted: bool) -> None:
     """Check every field of a packed micro-batch against every other one; raises HeadraceError with what is wrong."""
     arrays = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-    verify_packed(arrays)
+    verify_packed(arrays, is_unshifted=is_unshifted)

@@ -7,6 +7,7 @@ import numpy as np
 from headrace.datasets import Run
 from headrace.datasets.supervision import refuse_unsupervised, supervised_tokens
 from headrace.loader.spans import Batch, Span
+from headrace.plan.segments import IGNORED_LABEL
 
 COUNT_POSITIONS = 1024
 """Samples that are counted together, in whole steps."""
@@ -53,6 +54,13 @@ def add_totals(batches: list[Batch], span: Span, totals: StepTotals) -> None:
     - ``step_supervised_tokens`` int: those of the whole global step, over all micro-batches and ranks.
     """
     for batch, step in zip(batches, span.steps, strict=True):
-        if "num_supervised_tokens" not in batch:
-            batch["num_supervised_tokens"] = int(np.count_nonzero(batch["loss_mask"].numpy()))
+        add_supervised(batch)
         batch["step_supervised_tokens"] = totals.of(step)
+
+
+def add_supervised(batch: Batch) -> None:
+    """Add ``num_supervised_tokens`` to a micro-batch that has none."""
+    if "num_supervised_tokens" not in batch:
+        # Windows have no mask beside their labels.
+        has_label = batch["loss_mask"] if "loss_mask" in batch else batch["labels"] != IGNORED_LABEL
+        batch["num_supervised_tokens"] = int(np.count_nonzero(has_label.numpy()))

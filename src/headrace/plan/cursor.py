@@ -14,6 +14,15 @@ from headrace.plan.step_deal import Leg
 
 VERSION = 1
 
+_MEANING = {
+    "format": "how Headrace orders samples, which changes with its version",
+    "dataset": "the data, and how it is cut into samples",
+    "blend": "sources, their weights and numbers of samples",
+    "order": "kind and seed of the order",
+    "batch": "global batch size and bucketing",
+}
+"""What a user changes in each part."""
+
 
 class Dealt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was taken of a balanced step that was stopped in its midst, where the position alone does not tell.
@@ -76,11 +85,14 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if saved is not None and saved.hashes() != self.recipe:
             raise StateError("the saved recipe is not the one that the saved state was taken under")
         if differing := [part for part in PARTS if self.recipe[part] != hashes[part]]:
-            detail = (
-                "\n  ".join(["", *recipe.differences(saved)])
-                if saved is not None
-                else " (pass the recipe saved beside the checkpoint to see which fields)"
-            )
+            if saved is not None:
+                detail = "\n  ".join(["", *recipe.differences(saved)])
+            else:
+                meant = "; ".join(f"{part}: {_MEANING[part]}" for part in differing)
+                detail = (
+                    f" ({meant}). A state has only a hash of each: pass the recipe saved beside the checkpoint,"
+                    " load_state_dict(state, recipe=path), to see which fields; without one compare run.json of both"
+                )
             raise StateError(
                 f"the saved state belongs to another run: {', '.join(differing)} differ{detail}\n"
                 "Restore what differs, or start a new run from position 0."

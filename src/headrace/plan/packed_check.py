@@ -33,13 +33,14 @@ Rows = dict[str, NDArray[Any]]
 Mask = NDArray[np.bool_]
 
 
-def check_packed(batch: Mapping[str, Any], *, padding_idx: int | None = None) -> list[str]:
+def check_packed(batch: Mapping[str, Any], *, padding_idx: int | None = None, is_unshifted: bool = False) -> list[str]:
     """What is wrong with a packed item, fields of (S,), or micro-batch, fields of (B, S); empty if nothing is.
 
     Needs ``input_ids``, ``labels``, ``position_ids`` and ``document_ids``; ``loss_mask``, ``seq_idx``, ``seq_lens``,
     ``cu_seqlens``, ``max_seqlen``, ``num_supervised_tokens``, ``step_supervised_tokens`` and ``sample_positions`` are
     checked where they are there, and other fields are not looked at. Values are NumPy arrays or what turns into them.
     ``padding_idx`` is the id that pads must have; without it the pads of a row must have one and the same.
+    ``is_unshifted``: a label is the token beside it, and not the next one.
     Each finding names the first place, and what was found and expected there. Some passes over the tokens.
     """
     wrong = list(_shapes(batch))
@@ -51,7 +52,7 @@ def check_packed(batch: Mapping[str, Any], *, padding_idx: int | None = None) ->
     borders_given = any(name in batch for name in ("cu_seqlens", "seq_lens", "seq_idx"))
     _check_positions(rows, findings)
     _check_documents(rows, begins, borders_given, findings)
-    _check_labels(rows, begins, findings)
+    _check_labels(rows, begins, findings, is_unshifted=is_unshifted)
     _check_pads(rows, padding_idx, findings)
     if "seq_idx" in rows:
         expected = np.cumsum(begins, axis=1) - 1
@@ -59,9 +60,9 @@ def check_packed(batch: Mapping[str, Any], *, padding_idx: int | None = None) ->
     return [*findings.found, *_borders(batch, begins), *_counts(batch, rows["labels"])]
 
 
-def verify_packed(batch: Mapping[str, Any], *, padding_idx: int | None = None) -> None:
+def verify_packed(batch: Mapping[str, Any], *, padding_idx: int | None = None, is_unshifted: bool = False) -> None:
     """Raise HeadraceError with all findings of ``check_packed``, if there are any."""
-    if found := check_packed(batch, padding_idx=padding_idx):
+    if found := check_packed(batch, padding_idx=padding_idx, is_unshifted=is_unshifted):
         raise HeadraceError("this packed batch contradicts itself: " + "; ".join(found))
 
 
@@ -153,7 +154,7 @@ def _check_documents(rows: Rows, begins: Mask, borders_given: bool, findings: _F
         )
 
 
-def _check_labels(rows: Rows, begins: Mask, findings: _Findings) -> None:
+def _check_labels(rows: Rows, begins: Mask, findings: _Findings, *, is_unshifted: bool) -> None:
     """A label is the next input of its segment or -100; free at a segment's last token, and -100 at every pad."""
     labels, inputs = rows["labels"], rows["input_ids"]
     findings.refuse("input_ids", inputs, inputs < 0, "a token's id is not negative")
@@ -161,12 +162,15 @@ def _check_labels(rows: Rows, begins: Mask, findings: _Findings) -> None:
         "labels", labels, (labels < 0) & (labels != IGNORED_LABEL), f"a token's id, or {IGNORED_LABEL} for no label"
     )
     real = rows["document_ids"] != -1
-    goes_on = ~begins[:, 1:] & real[:, 1:]
     expected = labels.copy()
-    followed = goes_on & (labels[:, :-1] != IGNORED_LABEL)
-    expected[:, :-1][followed] = inputs[:, 1:][followed]
+    if is_unshifted:
+        expected[labels != IGNORED_LABEL] = inputs[labels != IGNORED_LABEL]
+    else:
+        followed = ~begins[:, 1:] & real[:, 1:] & (labels[:, :-1] != IGNORED_LABEL)
+        expected[:, :-1][followed] = inputs[:, 1:][followed]
     expected[~real] = IGNORED_LABEL
-    findings.compare("labels", labels, expected, "the next token of its segment, or no label at a pad,")
+    beside = "the token beside it" if is_unshifted else "the next token of its segment"
+    findings.compare("labels", labels, expected, f"{beside}, or no label at a pad,")
     if "loss_mask" in rows:
         findings.compare("loss_mask", rows["loss_mask"], labels != IGNORED_LABEL, "whether there is a label")
 

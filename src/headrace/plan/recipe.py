@@ -49,7 +49,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise StateError(f"this is no saved recipe: {error}") from error
 
     def differences(self, saved: Recipe) -> list[str]:
-        """A line for each field that is not the same: its path, the value here, the value in ``saved``."""
+        """A line for each field that is not the same: its path, the value here, the value in ``saved``.
+
+        Of a single dataset, whose name is empty, ``dataset.stride``; of the shares of a blend, ``web: 0.3 of the
+        samples here, 0.5 in the saved recipe``.
+        """
         return list(_differences("", msgspec.to_builtins(self), msgspec.to_builtins(saved)))
 
 
@@ -63,14 +67,40 @@ _MISSING = object()
 def _differences(path: str, here: Any, saved: Any) -> Iterator[str]:
     if isinstance(here, dict) and isinstance(saved, dict):
         for name in sorted(here.keys() | saved.keys()):
-            yield from _differences(
-                f"{path}.{name}" if path else name, here.get(name, _MISSING), saved.get(name, _MISSING)
-            )
+            place = ".".join(part for part in (path, name) if part)
+            if name == "shares" and (lines := _of_shares(path, here, saved)) is not None:
+                yield from lines
+            else:
+                yield from _differences(place, here.get(name, _MISSING), saved.get(name, _MISSING))
     elif isinstance(here, (list, tuple)) and isinstance(saved, (list, tuple)) and len(here) == len(saved):
         for i, pair in enumerate(zip(here, saved, strict=True)):
             yield from _differences(f"{path}[{i}]", *pair)
     elif here is not saved and _plain(here) != _plain(saved):
         yield f"{path}: {_show(here)} here, {_show(saved)} in the saved recipe"
+
+
+def _of_shares(path: str, here: dict[str, Any], saved: dict[str, Any]) -> list[str] | None:
+    """The differences of the shares of a branch, as parts of 1 with the names of its children; None for others.
+
+    Shares are integers, of sum 2^31 where nobody counted them: 644245094 is what a weight of 0.3 became.
+    """
+    both = here.get("shares"), saved.get("shares")
+    if not all(isinstance(shares, list | tuple) and sum(shares) for shares in both) or len(both[0]) != len(both[1]):
+        return None
+    children = here.get("children")
+    if isinstance(children, list) and len(children) == len(both[0]):
+        names = [str(child.get("path", i)) if isinstance(child, dict) else str(i) for i, child in enumerate(children)]
+    else:
+        names = [str(i) for i in range(len(both[0]))]
+    mine, theirs = ([share / sum(shares) for share in shares] for shares in both)
+    lines = []
+    for name, share, one, other, old in zip(names, both[0], mine, theirs, both[1], strict=True):
+        if share != old:
+            shown, before = f"{one:.6g}", f"{other:.6g}"
+            if shown == before:  # a difference that so few digits do not show
+                shown, before = f"{shown} ({share} of {sum(both[0])})", f"{before} ({old} of {sum(both[1])})"
+            lines.append(f"{path}: the share of {name!r}: {shown} here, {before} in the saved recipe")
+    return lines
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headrace.cli.views.shown import Kind, ShownSample, ShownSequence
 from headrace.cli.views.stretches import stretches
 from headrace.cli.views.token_texts import TokenTexts
+from headrace.datasets.loss_masks import mask_name
 from headrace.datasets.sft_records import TOKEN_KEYS
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import Store
@@ -47,24 +48,21 @@ class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
         if key is not None and key not in names:
             raise ConfigError(f"{store.path}: no key {key!r}; its keys are {', '.join(map(repr, store.keys))}")
         if key is None and names >= {"chosen", "rejected"}:
-            return cls(kind="dpo", masks={side: _mask_of(side, names) for side in ("chosen", "rejected")})
+            return cls(
+                kind="dpo", masks={side: mask_name(side, names, is_main=False) for side in ("chosen", "rejected")}
+            )
         if key is None and names >= {"prompts", "responses"}:
             return cls(
                 kind="grpo",
-                masks={"prompts": None, "responses": _mask_of("responses", names)},
+                masks={"prompts": None, "responses": mask_name("responses", names, is_main=False)},
                 beside=_there(names, "response_lengths", "rewards"),
             )
         if key is None and "prompts" in names:
             return cls(kind="prompt", masks={"prompts": None}, beside=_there(names, "columns"))
         main = key or next((name for name in TOKEN_KEYS if name in names), store.keys[0])
-        mask = _mask_of(main, names, is_main=main in (*TOKEN_KEYS, store.keys[0]))
+        mask = mask_name(main, names, is_main=main in (*TOKEN_KEYS, store.keys[0]))
         beside = _there(names, "position_ids", "label") if key is None else ()
         return cls(kind="seq" if mask is None else "sft", masks={main: mask}, beside=beside)
-
-
-def _mask_of(key: str, names: set[str], *, is_main: bool = False) -> str | None:
-    wanted = [f"{key}_mask"] + ["masks"] * (key == "responses") + ["loss_mask"] * is_main
-    return next((name for name in wanted if name in names and name != key), None)
 
 
 def _there(names: set[str], *wanted: str) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ from headrace.stores.sample_layouts import sample_layout
 
 Open = Callable[[Source | JoinedSource], Dataset | None]
 
-_WINDOWS = ("window_tokens", "stride", "phase", "document_ids", "position_ids")
+_LABELS = ("labels", "loss_mask_key")
+_WINDOWS = ("window_tokens", "stride", "phase", "document_ids", "position_ids", *_LABELS)
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,11 +119,14 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
                 return WindowDataset(store, **source.windows)
             except TypeError as error:
                 raise ConfigError(f"windows: {error}; found {source.windows}") from error
+        labels = {name: value for name, value in (source.packs or {}).items() if name in _LABELS}
+        options = {name: value for name, value in (source.packs or {}).items() if name not in _LABELS}
         try:
-            packing = msgspec.convert(source.packs, Packing)
+            packing = msgspec.convert(options, Packing)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"packs: {error}; known are {', '.join(Packing.__struct_fields__)}") from error
-        return PackedSequenceDataset(store, packing)
+            known = ", ".join((*Packing.__struct_fields__, *_LABELS))
+            raise ConfigError(f"packs: {error}; known are {known}") from error
+        return PackedSequenceDataset(store, packing, **labels)
 
     def _joined(self, source: JoinedSource) -> Dataset:
         store = join_store(source, self.reader)

@@ -1,0 +1,168 @@
+"""The loss mask of a store: which key it is, which share of the tokens it trains, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Set
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.stores import ShardedStore, Store
+from headrace.stores.manifest_found import find_manifest
+
+AUTO: Final = "auto"
+"""The loss mask that the store has, if it has one."""
+
+Labels = Literal["next", "same"]
+"""What a label stands beside: the token before it, or the token itself, for models that shift by themselves."""
+
+LOOKED_AT_TOKENS = 1 << 20
+"""Where nothing was counted, so many marks at most are read to estimate the share."""
+
+_STRETCHES = 64
+_MASK = "loss_mask"
+_log = logging.getLogger("headrace")
+
+
+class SupervisedShare(NamedTuple):
+    """How many of ``tokens`` are trained; ``is_all``: these are all tokens of the store, and not a sample of them."""
+
+    trained: int
+    tokens: int
+    is_all: bool
+
+    def __str__(self) -> str:
+        share = f"{self.trained / self.tokens:.1%}" if self.tokens else "none"
+        return f"{share} of the tokens" if self.is_all else f"about {share} of the tokens ({self.tokens:,} looked at)"
+
+
+def mask_name(key: str, names: Set[str], *, is_main: bool) -> str | None:
+    """The loss mask of a key of tokens, by the names that `headrace prepare` and AstrAI give; None: it has none."""
+    wanted = [f"{key}_mask"] + ["masks"] * (key == "responses") + [_MASK] * is_main
+    return next((name for name in wanted if name in names and name != key), None)
+
+
+def mask_of(store: Store) -> str | None:
+    """The loss mask of a store's main key, None where it has none."""
+    return mask_name(store.keys[0], set(store.keys), is_main=True)
+
+
+def used_mask(store: Store, wanted: str | None) -> str | None:
+    """The key of the mask that decides the labels: that of the store for ``"auto"``, else the one that is asked for.
+
+    A store of one key beside which a manifest lists a mask is warned of: it was opened without its mask.
+
+    Raises:
+        ConfigError: there is no such key, or it has not one value for each token.
+    """
+    key = mask_of(store) if wanted == AUTO else wanted
+    if key is None:
+        if wanted == AUTO and len(store.keys) == 1:
+            _warn_left_out(store)
+        return None
+    try:
+        for shard in store.shards if isinstance(store, ShardedStore) else (store,):
+            shard.fetch(0, min(1, shard.num_tokens), key)
+    except ConfigError as error:
+        advice = "; loss_mask_key=None trains on every token" if wanted == AUTO else ""
+        raise ConfigError(f"{error}{advice}") from error
+    return key
+
+
+def check_labels(labels: str) -> None:
+    """Raise ConfigError for anything but ``"next"`` and ``"same"``."""
+    if labels not in ("next", "same"):
+        raise ConfigError(f"labels is {labels!r}; allowed are 'next', 'same'")
+
+
+def supervised_share(store: Store, mask: str, *, tokens: str | None = None) -> SupervisedShare:
+    """Which share of a store's tokens a mask trains: by the manifest's count, else by a sample of at most 2^20 marks.
+
+    Args:
+        store: of the tokens, or of the mask alone.
+        mask: its key.
+        tokens: the key that it masks; by default the main key.
+
+    Raises:
+        HeadraceError: the marks cannot be read.
+    """
+    counted = _counted(store, mask, tokens or store.keys[0])
+    if counted is not None:
+        return SupervisedShare(counted, store.num_tokens, is_all=True)
+    num_tokens = store.num_tokens
+    if num_tokens <= LOOKED_AT_TOKENS:
+        begins, length = np.zeros(1, dtype=np.int64), num_tokens
+    else:
+        # Stretches that are spread evenly: a share may differ from one end of the store to the other.
+        length = LOOKED_AT_TOKENS // _STRETCHES
+        begins = np.linspace(0, num_tokens - length, _STRETCHES).astype(np.int64)
+    pieces = store.pieces(begins, np.full_like(begins, length), mask if mask in store.keys else None)
+    trained = sum(int(np.count_nonzero(piece)) for piece in pieces)
+    return SupervisedShare(trained, length * len(begins), is_all=num_tokens <= LOOKED_AT_TOKENS)
+
+
+def shown_mask(store: Store, key: str | None) -> str:
+    """The end of the line that describes a dataset: what its mask trains, or that a mask of the store is not used."""
+    if key is None:
+        return unused_text(mask_of(store))
+    try:
+        share = str(supervised_share(store, key))
+    except (HeadraceError, OSError):
+        share = "an unknown share of the tokens"
+    return f", {share} supervised by {key!r}"
+
+
+def unused_text(mask: str | None) -> str:
+    """The end of such a line, where the mask of a store is not used."""
+    return "" if mask is None else f", the store's {mask!r} is not used: what it masks is trained on too"
+
+
+def warn_unused_mask(store: Store, who: str) -> None:
+    """Say that a mask of the store is not used, where samples are those of a peer that has no such mask."""
+    if len(store.keys) == 1:
+        _warn_left_out(store)
+    warn_unused(store, mask_of(store), who)
+
+
+def warn_unused(store: Store, mask: str | None, who: str) -> None:
+    """Say that a mask is not used, if there is one."""
+    if mask is not None:
+        _log.warning(
+            "%s: %s does not use the loss mask %r of this store, so that what it masks is trained on too: "
+            "PackedSequenceDataset, WindowDataset and SFTDataset use it",
+            store.path, who, mask,
+        )  # fmt: skip
+
+
+def _warn_left_out(store: Store) -> None:
+    """A key that was opened alone has no mask, and the store that it is of may have one."""
+    try:
+        found = find_manifest(store.path)
+    except StoreError:
+        return
+    keys = () if found is None else found[1].keys
+    masks = [key for key in keys if key == "masks" or key.endswith("_mask")]
+    if masks and store.keys[0] not in masks:
+        _log.warning(
+            "%s was opened without its loss mask, and every token is trained on; the manifest in %s lists %s: open that"
+            " folder without key= for WindowDataset or PackedSequenceDataset, or say loss_mask_key=None if it is meant",
+            store.path, "" if found is None else found[0], ", ".join(map(repr, masks)),
+        )  # fmt: skip
+
+
+def _counted(store: Store, mask: str, key: str) -> int | None:
+    """The trained tokens that the manifest counts, where it is of this whole store and of this mask alone."""
+    try:
+        found = find_manifest(store.path)
+    except StoreError:
+        return None
+    samples = None if found is None else found[1].ledger.samples
+    if found is None or samples is None or not samples.supervised:
+        return None
+    # One sum is kept over all masks.
+    masks = [name for name in found[1].keys if name == "masks" or name.endswith("_mask")]
+    tokens = samples.keys.get(key)
+    is_whole = tokens is not None and tokens.kept == store.num_tokens
+    return samples.supervised if masks == [mask] and is_whole else None

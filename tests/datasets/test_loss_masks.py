@@ -1,0 +1,315 @@
+"""The loss mask of a store decides the labels of everything that makes labels, unless it is told not to."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import corpora
+import recipe_runs
+import records_made
+from counts import cases
+from headrace import (
+    Blend,
+    ConfigError,
+    DatasetFactory,
+    GPTDataset,
+    Loader,
+    MapDataset,
+    Order,
+    PackedSequenceDataset,
+    Packing,
+    Run,
+    SFTDataset,
+    StateError,
+    WindowDataset,
+    stores,
+)
+from headrace.cli import main
+from headrace.datasets import CyclicDataset, DocumentDataset, FilledDataset, loss_masks
+from headrace.errors import InputError
+from headrace.loader import flatten_packed
+from headrace.plan import derive_array
+from headrace.plan.packed_check import check_packed
+from headrace.stores import Store
+from headrace.testing.keyed import write_keyed
+
+IN_ORDER = Order(kind="none")
+PACKING = Packing(max_seq_len=32, strategy="best_fit_split")
+
+
+def chats(
+    folder: Path, count: int = 60, layout: str = "combined", seed: int = 3
+) -> tuple[Store, np.ndarray, np.ndarray]:
+    """A store of conversations, and the streams of its tokens and its mask."""
+    records = records_made.sft(seed, count)
+    if layout == "shards":
+        for shard, some in enumerate((records[:20], records[20:])):
+            records_made.write(folder / f"s{shard}", some)
+        store: Store = stores.open(folder)
+    else:
+        store = records_made.store(folder, records, layout)
+    tokens, marks = (np.concatenate([record[key] for record in records]) for key in ("tokens", "loss_mask"))
+    return store, tokens, marks
+
+
+@pytest.fixture(scope="module", params=["combined", "keyed", "shards"])
+def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return chats(tmp_path_factory.mktemp(request.param), layout=request.param)
+
+
+@settings(max_examples=cases(20, 500), deadline=None)
+@given(
+    window=st.integers(1, 90), stride=st.integers(1, 120), phase=st.booleans(), same=st.booleans(), masked=st.booleans(),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+def test_windows(chat: Any, window: int, stride: int, phase: bool, same: bool, masked: bool, seed: int) -> None:
+    store, tokens, marks = chat
+    options: dict[str, Any] = {} if masked else {"loss_mask_key": None}
+    dataset = WindowDataset(
+        store, window_tokens=window, stride=stride, phase=phase, labels="same" if same else "next", **options
+    )
+    indices = np.random.default_rng(seed).integers(0, len(dataset), 5)
+    begins = dataset.locate(indices, derive_array(seed, np.zeros(5, dtype=np.int64)))
+    batch = dataset.read(begins)
+    expected = np.where(marks == 1, tokens, -100) if masked else tokens
+    for row, begin in enumerate(begins.tolist()):
+        assert batch["input_ids"][row].tolist() == tokens[begin : begin + window].tolist()
+        labels = expected[begin + 1 : begin + window + 1].tolist()
+        # A model of Hugging Face's takes its labels from the second one on.
+        assert batch["labels"][row].tolist() == ([-100, *labels[:-1]] if same else labels)
+    assert batch["labels"].dtype == np.int64
+    counts = dataset.count(begins)
+    assert counts.supervised_tokens.tolist() == (batch["labels"] != -100).sum(axis=1).tolist()
+    assert counts.tokens.tolist() == [window] * 5
+    assert dataset.is_masked == dataset.is_counted == masked
+
+
+def test_all_that_makes_labels_honours_it_by_default(tmp_path: Path) -> None:
+    store, _, marks = chats(tmp_path / "s")
+    share = marks.mean()
+    assert 0.4 < share < 0.6
+    windows = WindowDataset(store, window_tokens=64)
+    packs = PackedSequenceDataset(store, PACKING)
+    batches = [windows.read(np.arange(len(windows)) * 64), packs.read(np.arange(len(packs)))]
+    for dataset, batch in zip((windows, packs), batches, strict=True):
+        assert 0.8 * share < (batch["labels"] != -100).mean() < 1.2 * share
+        assert dataset.recipe["loss_mask_key"] == "loss_mask"
+        assert f"{share:.1%} of the tokens supervised by 'loss_mask'" in dataset.describe()
+    documents = DocumentDataset(store)
+    assert [(sample["labels"] != -100).sum() for sample in documents] == store.stores["num_supervised"].fetch(
+        0, 60
+    ).tolist()  # type: ignore[attr-defined]
+    assert "supervised by 'loss_mask'" in documents.describe()
+    assert "supervised by 'loss_mask'" in SFTDataset(store).describe()
+
+
+def test_none_trains_everything_and_says_so(tmp_path: Path) -> None:
+    store, _, _ = chats(tmp_path / "s")
+    for dataset in (
+        WindowDataset(store, window_tokens=64, loss_mask_key=None),
+        PackedSequenceDataset(store, PACKING, loss_mask_key=None),
+        DocumentDataset(store, loss_mask_key=None),
+        SFTDataset(store, loss_mask_key=None),
+    ):
+        assert "the store's 'loss_mask' is not used: what it masks is trained on too" in dataset.describe()
+
+
+def test_the_mask_of_the_main_key_is_meant(tmp_path: Path) -> None:
+    pairs = records_made.write(tmp_path / "pairs", records_made.preferences(1, 30))
+    for key in ("chosen", "rejected"):
+        store = stores.open(pairs, key=key)
+        assert WindowDataset(store, window_tokens=8).loss_mask_key == f"{key}_mask"
+        assert PackedSequenceDataset(store, PACKING).loss_mask_key == f"{key}_mask"
+
+
+def test_recipes_without_a_mask_are_as_they_were(corpus: corpora.Corpus) -> None:
+    """So that states saved before still load."""
+    windows = WindowDataset(corpus.store, window_tokens=8).recipe
+    assert set(windows) == {
+        "kind", "store", "num_tokens", "window_tokens", "stride", "phase", "document_ids", "position_ids"
+    }  # fmt: skip
+    packs = PackedSequenceDataset(corpus.store, Packing(max_seq_len=64)).recipe
+    assert packs["loss_mask_key"] is None
+    assert "labels" not in packs
+    same = WindowDataset(corpus.store, window_tokens=8, labels="same").recipe
+    assert same == {**windows, "labels": "same"}
+    assert DocumentDataset(corpus.store).recipe["loss_mask_key"] is None
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> corpora.Corpus:
+    return corpora.make(tmp_path / "plain", 1, 60)
+
+
+def test_a_state_of_before_is_refused_with_the_field_named(tmp_path: Path) -> None:
+    store, _, _ = chats(tmp_path / "s")
+    for make in (
+        lambda **options: WindowDataset(store, window_tokens=16, **options),
+        lambda **options: PackedSequenceDataset(store, PACKING, **options),
+    ):
+        before = Loader(Run(make(loss_mask_key=None), global_batch_size=2), micro_batch_size=2)
+        now = Loader(Run(make(), global_batch_size=2), micro_batch_size=2)
+        with pytest.raises(StateError, match=r'loss_mask_key: "loss_mask" here, (absent|null) in the saved recipe'):
+            now.load_state_dict(before.state_dict(), recipe=before.run.recipe)
+
+
+def test_a_blend_of_masked_and_other_windows_counts_both(tmp_path: Path) -> None:
+    store, _, _ = chats(tmp_path / "s")
+    plain = corpora.make(tmp_path / "plain", 1, 60).store
+    masked, other = WindowDataset(store, window_tokens=16), WindowDataset(plain, window_tokens=16)
+    through = MapDataset(other, dict)
+    run = Run(Blend({"a": masked, "b": through}, weights={"a": 1, "b": 1}), global_batch_size=6, samples=60)
+    step = []
+    for batch in Loader(run, micro_batch_size=2):
+        assert batch["num_supervised_tokens"] == int((batch["labels"] != -100).sum())
+        step.append(batch)
+        if len(step) == 3:
+            assert {b["step_supervised_tokens"] for b in step} == {sum(b["num_supervised_tokens"] for b in step)}
+            step = []
+    assert "num_supervised_tokens" not in next(iter(Loader(Run(other, global_batch_size=2), micro_batch_size=2)))
+    cyclic = CyclicDataset(masked, micro_batch_size=2, data_parallel_size=1)
+    batch = next(iter(Loader(Run(cyclic, global_batch_size=2, order=IN_ORDER, samples=4), micro_batch_size=2)))
+    assert batch["num_supervised_tokens"] == int((batch["labels"] != -100).sum()) < 32
+    with pytest.raises(ConfigError, match="samples that do not count are told by a field loss_mask"):
+        FilledDataset(masked, multiple_of=4)
+
+
+def test_a_step_of_windows_without_a_label_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = np.repeat([1, 0, 1, 0], [20, 20, 30, 30]).astype(np.uint8)
+    write_keyed(tmp_path / "s", tokens=("uint16", [np.arange(100)]), loss_mask=("uint8", [marks]))
+    dataset = WindowDataset(stores.open(tmp_path / "s"), window_tokens=10)
+    run = Run(dataset, global_batch_size=1, order=IN_ORDER, epochs=1)
+    with pytest.raises(ConfigError, match="step 2 has no supervised token"):
+        next(iter(Loader(run, micro_batch_size=1)))
+    monkeypatch.setattr("headrace.datasets.supervision.CHECKED_TOKENS", 30)
+    run.check_supervised(4)  # three windows from there on are looked at
+    with pytest.raises(ConfigError, match="step 7"):
+        run.check_supervised(5)
+
+
+def test_a_mask_that_is_not_parallel_is_refused(tmp_path: Path) -> None:
+    for number, wrong in enumerate((9, 7)):
+        write_keyed(
+            tmp_path / "s" / f"p{number}",
+            tokens=("uint16", [np.arange(10) % 7]),
+            loss_mask=("uint8", [np.ones(10 if not number else wrong, np.uint8)]),
+        )
+    store = stores.open(tmp_path / "s")
+    for make in (lambda: WindowDataset(store, window_tokens=4), lambda: PackedSequenceDataset(store, PACKING)):
+        with pytest.raises(ConfigError, match="not parallel.*loss_mask_key=None trains on every token"):
+            make()
+    WindowDataset(store, window_tokens=4, loss_mask_key=None)
+    with pytest.raises(ConfigError, match="no key 'nothing'"):
+        WindowDataset(store, window_tokens=4, loss_mask_key="nothing")
+
+
+def test_peers_orders_say_that_they_do_not_use_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, _, _ = chats(tmp_path / "s")
+    dataset = GPTDataset(store, sequence_length=16)
+    assert "GPTDataset does not use the loss mask 'loss_mask'" in caplog.text
+    assert "the store's 'loss_mask' is not used" in dataset.describe()
+    caplog.clear()
+    keyed = records_made.write(tmp_path / "keyed", records_made.sft(1, 30, counted=False))
+    sequence = DatasetFactory.load("seq", keyed, 16)
+    assert "training type 'seq' does not use the loss mask 'loss_mask'" in caplog.text
+    assert "the store's 'loss_mask' is not used" in sequence.dataset.describe()
+    caplog.clear()
+    assert "not used" not in DatasetFactory.load("sft", keyed, 16).dataset.describe()
+    assert not caplog.text
+
+
+def test_a_share_that_nobody_counted_is_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _, marks = chats(tmp_path / "s", 400)
+    monkeypatch.setattr(loss_masks, "LOOKED_AT_TOKENS", 6400)
+    assert len(marks) > 6400
+    shown = WindowDataset(store, window_tokens=16).describe()
+    assert "about 5" in shown
+    assert "(6,400 looked at) supervised by 'loss_mask'" in shown
+
+
+@settings(max_examples=cases(20, 500), deadline=None)
+@given(
+    size=st.integers(2, 40), strategy=st.sampled_from(["greedy", "best_fit", "best_fit_split", "wrapped"]),
+    keep=st.booleans(), masked=st.booleans(), multiple=st.sampled_from([1, 2]),
+)  # fmt: skip
+def test_packs_with_labels_beside_their_tokens(
+    chat: Any, size: int, strategy: Any, keep: bool, masked: bool, multiple: int
+) -> None:
+    """What a model that shifts learns is what ``"next"`` says, but for the tokens that lie in another pack."""
+    store, _, _ = chat
+    multiple = 1 if strategy == "wrapped" else multiple
+    packing = Packing(max_seq_len=size * multiple, strategy=strategy, over_long="split", segment_multiple=multiple)
+    options: dict[str, Any] = {
+        "border_labels": "keep" if keep else "mask",
+        **({} if masked else {"loss_mask_key": None}),
+    }
+    following = PackedSequenceDataset(store, packing, **options)
+    same = PackedSequenceDataset(store, packing, labels="same", **options)
+    packs = np.arange(min(20, len(same)))
+    batch, wanted = same.read(packs), following.read(packs)["labels"]
+    items = following.items(packs)
+    rows = np.repeat(np.arange(len(packs)), np.diff(items.offsets))
+    segments = -(-items.lengths // multiple) * multiple
+    ends = np.cumsum(segments) - np.repeat((np.cumsum(segments) - segments)[items.offsets[:-1]], np.diff(items.offsets))
+    lasts = ends - segments + items.lengths - 1
+    wanted[rows[items.continues], lasts[items.continues]] = -100
+    assert batch["labels"][:, 1:].tolist() == wanted[:, :-1].tolist()
+    assert (batch["labels"][:, 0] == -100).all()
+    assert (batch["loss_mask"] == (batch["labels"] != -100)).all()
+    assert same.count(packs).supervised_tokens.tolist() == batch["loss_mask"].sum(axis=1).tolist()
+    for name in ("input_ids", "position_ids", "document_ids"):
+        assert (batch[name] == following.read(packs)[name]).all()
+    borders: Any = {"seq_idx": (np.cumsum(batch["position_ids"] == 0, axis=1) - 1).astype(np.int32)}
+    assert check_packed({**batch, **borders}, is_unshifted=True) == []
+
+
+def test_labels_beside_their_tokens_are_told_from_others(tmp_path: Path) -> None:
+    store, _, _ = chats(tmp_path / "s")
+    same, following = (PackedSequenceDataset(store, PACKING, labels=labels) for labels in ("same", "next"))
+    assert same.recipe == {**following.recipe, "labels": "same"}
+    with pytest.raises(ConfigError, match="labels='same'"):
+        Blend({"a": same, "b": following}, weights={"a": 1, "b": 1})
+    with pytest.raises(ConfigError, match="labels='same'"):
+        windows = [WindowDataset(store, window_tokens=8, labels=labels) for labels in ("same", "next")]
+        Blend({"a": MapDataset(windows[0], dict), "b": windows[1]}, weights={"a": 1, "b": 1})
+    for make in (lambda: WindowDataset(store, window_tokens=8, labels="both"), lambda: PackedSequenceDataset(store, PACKING, labels="both")):  # type: ignore[arg-type]  # fmt: skip
+        with pytest.raises(ConfigError, match="labels is 'both'; allowed are 'next', 'same'"):
+            make()
+    batch = next(iter(Loader(Run(same, global_batch_size=4), micro_batch_size=4, debug=True)))
+    assert batch["num_supervised_tokens"] == int(batch["loss_mask"].sum())
+    with pytest.raises(InputError, match="labels='same'"):
+        flatten_packed(batch)
+    flatten_packed(next(iter(Loader(Run(following, global_batch_size=4), micro_batch_size=4, debug=True))))
+
+
+def test_a_store_opened_without_its_mask_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the manifest's count is what `describe` and `headrace info` say."""
+    recipe_runs.make_model(tmp_path / "model")
+    recipe_runs.write_jsonl(tmp_path / "data", recipe_runs.conversations(20))
+    recipe_runs.prepare(recipe_runs.SFT, tmp_path, tmp_path / "out")
+    whole = stores.open(tmp_path / "out")
+    marks = whole.fetch(0, whole.num_tokens, "loss_mask")
+    share = f"{np.count_nonzero(marks) / len(marks):.1%} of the tokens"
+    described = WindowDataset(whole, window_tokens=16).describe()
+    assert described.endswith(f"tokens, {share} supervised by 'loss_mask'")
+    assert not caplog.text
+    one = stores.open(tmp_path / "out", key="tokens")
+    if len(one.keys) == 1:
+        WindowDataset(one, window_tokens=16)
+        assert "was opened without its loss mask" in caplog.text
+        caplog.clear()
+        WindowDataset(one, window_tokens=16, loss_mask_key=None)
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    result = CliRunner().invoke(main, ["info", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert f"{share}, by 'loss_mask'" in result.output
+    result = CliRunner().invoke(main, ["check", str(tmp_path / "out"), "--pack", "64"])
+    assert result.exit_code == 0, result.output
