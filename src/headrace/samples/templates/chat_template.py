@@ -13,10 +13,12 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Conversation
 from headrace.samples.templates.compiled import CompiledTemplate
 from headrace.samples.templates.continuing import cut_at_mark, mark_final
+from headrace.samples.templates.limited import LimitedTemplate
 from headrace.samples.templates.load import load_setup
 from headrace.samples.templates.plain import plain, plain_dicts, plain_messages
 from headrace.samples.templates.rendered import Rendered
 from headrace.samples.templates.setup import TemplateSetup
+from headrace.samples.templates.suite import find
 
 _RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message"))
 """What a record's template arguments cannot be called; ``documents`` they may."""
@@ -35,8 +37,8 @@ class ChatTemplate:
         if setup.now is None and setup.asks_for_time:
             setup = msgspec.structs.replace(setup, now=datetime.now())
         self.setup = setup
-        self._default = CompiledTemplate(setup, setup.text, setup.name)
-        self._tool_use = None if setup.tool_use is None else CompiledTemplate(setup, setup.tool_use, "tool_use")
+        self._default = _compiled(setup, setup.text, setup.name)
+        self._tool_use = None if setup.tool_use is None else _compiled(setup, setup.tool_use, "tool_use")
 
     @classmethod
     def load(
@@ -171,6 +173,12 @@ class ChatTemplate:
             except InputError as error:
                 results.append(error)
         return results
+
+
+def _compiled(setup: TemplateSetup, text: str, name: str) -> CompiledTemplate | LimitedTemplate:
+    """A text of our suite is rendered in this process, any other one by the helper, which has bounds."""
+    ours = find(setup.name)
+    return (CompiledTemplate if ours is not None and ours.text == text else LimitedTemplate)(setup, text, name)
 
 
 def _check_names(template_kwargs: Mapping[str, Any]) -> None:
