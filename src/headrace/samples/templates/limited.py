@@ -7,7 +7,7 @@
 What the sandbox counts (steps, characters) ends a template in the same way on every machine, and comes first. It cannot
 count what one expression does: a string doubled forty times, a filter over an endless slice, constants folded when the
 template is compiled. The kernel's bounds hold for these too. They depend on the machine, and so what exceeds them is a
-`ConfigError`, which ends a run whatever the run does with bad records: no result differs in silence.
+`RenderLimitError`, which ends a run whatever the run does with bad records: no result differs in silence.
 
 A helper that was ended is started again for the next rendering. It ends with the process that it serves.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import marshal
 import os
 import resource
@@ -23,13 +24,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
 import msgspec
 import xxhash
 
-from headrace.errors import ConfigError, HeadraceError, InputError
+from headrace.errors import ConfigError, HeadraceError, InputError, RenderLimitError
 from headrace.samples.templates.compiled import CompiledTemplate
 from headrace.samples.templates.rendered import Rendered
 from headrace.samples.templates.setup import TemplateSetup
@@ -38,11 +40,13 @@ MAX_SECONDS = 30.0
 """CPU time of one rendering, or of compiling: a thousand times what the longest conversation takes."""
 MAX_MEMORY_BYTES = 1 << 30
 """Memory of the helper, besides what it has when it starts."""
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 19
 """Conversations that are sent together: some hundred, or one large one."""
 _KEPT_TEMPLATES = 64
-_READ_BYTES = 1 << 20
+_PIPE_BYTES = 1 << 20
 _LENGTH_BYTES = 8
+_MARSHAL = 2
+"""The last version that writes equal values as equal bytes."""
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from headrace.samples.templates.limited import serve; serve(int(sys.argv[1]))"
@@ -83,7 +87,7 @@ class LimitedTemplate:
     def render(self, variables: dict[str, Any]) -> Rendered:
         """See `CompiledTemplate.render`.
 
-        Raises :class:`ConfigError` where it takes more time or memory than it may.
+        Raises :class:`RenderLimitError` where it takes more time or memory than it may.
         """
         values = _written(variables)
         reply = self._ahead.pop(values, None)
@@ -155,18 +159,18 @@ class LimitedTemplate:
             raise InputError(message)
         if reply.kind == "config":
             raise ConfigError(message)
-        raise ConfigError(
+        raise RenderLimitError(
             f"{self._label}: it takes more than {MAX_MEMORY_BYTES:,} bytes of memory, the most allowed. {_ADVICE}"
         )
 
-    def _out_of_time(self) -> ConfigError:
-        return ConfigError(
+    def _out_of_time(self) -> RenderLimitError:
+        return RenderLimitError(
             f"{self._label}: it takes more than {MAX_SECONDS:g} seconds of CPU time, the most that one rendering may "
             f"take. {_ADVICE}"
         )
 
-    def _ended(self, ended: _EndedError) -> ConfigError:
-        return ConfigError(
+    def _ended(self, ended: _EndedError) -> RenderLimitError:
+        return RenderLimitError(
             f"{self._label}: the process that renders it ended {ended}, for the second time. It may have exceeded its "
             f"{MAX_MEMORY_BYTES:,} bytes of memory. {_ADVICE}"
         )
@@ -183,7 +187,7 @@ def _written(variables: dict[str, Any]) -> bytes:
     that came from elsewhere; unlike MessagePack, marshal keeps tuples, long integers and halves of surrogate pairs.
     """
     try:
-        return marshal.dumps(variables)
+        return marshal.dumps(variables, _MARSHAL)
     except ValueError as error:
         raise InputError(f"the conversation cannot be handed to its template: {error}") from None
 
@@ -241,7 +245,7 @@ class _Helper:
     @staticmethod
     def _started() -> subprocess.Popen[bytes]:
         # Unbuffered, so that a fork never holds half a request; in a session of its own, so that Ctrl-C is ours alone.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-I", "-c", _PROGRAM, str(MAX_MEMORY_BYTES), *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -249,6 +253,11 @@ class _Helper:
             bufsize=0,
             start_new_session=True,
         )
+        for pipe in (process.stdin, process.stdout):
+            # A batch in one piece; where the system does not allow it, in several.
+            with contextlib.suppress(OSError, AttributeError):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)  # type: ignore[arg-type]
+        return process
 
     @staticmethod
     def _exchange(process: subprocess.Popen[bytes], request: bytes, num_replies: int) -> list[_Reply]:
@@ -264,7 +273,7 @@ class _Helper:
         replies: list[_Reply] = []
         buffer = bytearray()
         while len(replies) < num_replies:
-            piece = os.read(taken.fileno(), _READ_BYTES)
+            piece = os.read(taken.fileno(), _PIPE_BYTES)
             if not piece:
                 raise _status(process)
             buffer += piece
@@ -304,7 +313,7 @@ os.register_at_fork(after_in_child=_HELPER.forget)
 
 def serve(max_memory_bytes: int) -> None:
     """Render what comes in, until nothing does. What the helper runs."""
-    given, taken = sys.stdin.buffer, sys.stdout.buffer
+    given, taken = open(0, "rb", _PIPE_BYTES), open(1, "wb", _PIPE_BYTES)  # noqa: SIM115 - until the process ends
     most = _address_space_bytes() + max_memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -361,7 +370,7 @@ def _encoded(text: str) -> bytes:
 
 def _address_space_bytes() -> int:
     try:
-        with open("/proc/self/statm", "rb") as file:
+        with Path("/proc/self/statm").open("rb") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
     except OSError:  # not Linux
         return 0
