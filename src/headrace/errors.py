@@ -2,6 +2,7 @@
 
     HeadraceError             1   also: `headrace check` found a fault
     +-- ConfigError           2   what was asked for is unknown, contradictory or impossible
+    |   +-- RenderLimitError      a chat template takes more time or memory than it may
     +-- InputError            3   an input record or file cannot be read
     |   +-- SampleError           one sample of a store cannot be made; names shard, key and part
     |       +-- DecodeError       ... its bytes are not what the name of the part says, or too large
@@ -29,6 +30,22 @@ class ConfigError(HeadraceError, ValueError):
     """What was asked for is unknown, contradictory or impossible."""
 
     exit_code = 2
+
+
+class RenderLimitError(ConfigError):
+    """A chat template takes more time or memory than it may, which depends on the machine, so that the run ends.
+
+    Attributes:
+        record: the number of the record, where it is known.
+    """
+
+    def __init__(self, message: str, record: int = 0) -> None:
+        super().__init__(message)
+        self.record = record
+
+    def at(self, record: int) -> "RenderLimitError":
+        """The same error, of the record with this number."""
+        return RenderLimitError(str(self), record)
 
 
 class InputError(HeadraceError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -143,7 +144,7 @@ def check_run(options: TextOptions) -> None:
         raise ConfigError(f"shard_tokens is {output.shard_tokens}: at least 1 is needed, or --single for one shard")
     if output.shuffle is not None and not 0 <= output.shuffle < 1 << 63:
         raise ConfigError(f"the seed of --shuffle is {output.shuffle}: allowed are 0 to 2^63 - 1")
-    if errors.max_errors < 0:
+    if not 0 <= errors.max_errors < math.inf:  # not a number, too
         raise ConfigError(f"max_errors is {errors.max_errors}: it is a number of records, or a share such as 0.001")
     if isinstance(errors.max_errors, float) and errors.max_errors >= 1:
         raise ConfigError(f"max_errors is {errors.max_errors}: a share is below 1; for a number write an integer")

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, RenderLimitError
 from headrace.prepare.backends import TRUTH, MismatchError, ProvedEncoder
 from headrace.prepare.columns import Column, Rows
 from headrace.prepare.documents import BlockState, Documents
@@ -48,6 +48,7 @@ class RecordEncoder:
 
         Raises:
             MismatchError: the fast tokeniser is not equal to the truth.
+            RenderLimitError: the template takes more time or memory than it may, with the line of the record.
             ConfigError: the recipe cannot be followed, whatever the record.
         """
         records = block.records or []
@@ -61,7 +62,10 @@ class RecordEncoder:
         source = self._sources[file]
         sampled, routed = self._proved.num_sampled, self._proved.num_routed
         taken = records if state.alive.all() else [records[index] for index in alive.tolist()]
-        made = self._maker(source).make(taken)
+        try:
+            made = self._maker(source).make(taken)
+        except RenderLimitError as error:
+            raise error.at(int(block.lines[alive[error.record]])) from None
         self._confirm(made, taken, source)
         for dropped in made.dropped:
             state.drop(int(alive[dropped.record]), dropped.reason)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, InputError
+from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.prepare.backends import TRUTH, Backend, Choice, RefusedTextError, choose_backend, load_backend
 from headrace.prepare.backends.comparison import BackendFailedError, encode_safely
 from headrace.prepare.columns import DOMAIN, Column, Kind
@@ -84,7 +84,7 @@ def resolve(
         template=None if template is None else msgspec.json.encode(template),
         special_tokens=names.tokens,
     )
-    choice, num_proved, made = _tried(making, inputs, loaded, choice)
+    choice, num_proved, made = _tried(making, inputs, loaded, choice, on_notice)
     for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records))):
         on_notice(notice)
     plan = RunPlan(
@@ -173,14 +173,25 @@ class _Made(NamedTuple):
     counts: Mapping[str, int]
 
 
-def _tried(making: Making, inputs: RecipeInputs, loaded: TextTokenizer, choice: Choice) -> tuple[Choice, int, _Made]:
+def _tried(
+    making: Making,
+    inputs: RecipeInputs,
+    loaded: TextTokenizer,
+    choice: Choice,
+    on_notice: Callable[[str], None],
+) -> tuple[Choice, int, _Made]:
     """Make the first records of each input, so that what cannot be shows now, and prove the library on their texts."""
     recorder = None if choice.name == TRUTH else _Recorder(load_backend(choice.name, loaded.json, "encode"))
     maker: SampleMaker | None = None
     counts: Counter[str] = Counter()
     for number, records in enumerate(inputs.first_records):
         maker = make_maker(making, loaded.json, source=number, encoder=recorder)
-        found = maker.make(records).counts
+        try:
+            found = maker.make(records).counts
+        except RenderLimitError as error:
+            raise ConfigError(f"inputs[{number}], record {error.record} of the first: {error}") from None
+        for notice in maker.notices(records[:NUM_RECORDS]):
+            on_notice(f"inputs[{number}]: {notice}")
         counts.update({**found.notes, "eos": found.eos, "bos": found.bos})
     if maker is None:
         raise ConfigError("the recipe has no inputs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.errors import InputError
+from headrace.errors import InputError, RenderLimitError
 from headrace.prepare.documents import Documents, Encoder
 from headrace.prepare.messages import PieceDone, Progress, Setup, TextTask
 from headrace.prepare.piece_builder import PieceBuilder
@@ -71,7 +71,10 @@ class TextWork:
             if lines <= skip_lines:  # pieces end where blocks do
                 self._advance(block.input_bytes, 0, 0)
                 continue
-            documents = self._encoder.encode(block, span.file)
+            try:
+                documents = self._encoder.encode(block, span.file)
+            except RenderLimitError as error:
+                raise BadLineError(str(error), span.file, error.record - self._piece.first_line + 1) from None
             if documents.bad and self._setup.on_error == "stop":
                 self._stop(documents.bad[0], span.file)
             self._piece.add(block, documents)

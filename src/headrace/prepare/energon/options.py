@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Literal
 
@@ -122,9 +123,7 @@ def check_options(options: EnergonOptions) -> None:
         raise ConfigError("of a folder of media, say which files: by extension, by header or by glob")
     if options.media is not None and (options.media.strategy == "GLOB") != bool(options.media.patterns):
         raise ConfigError("patterns of media go with the strategy GLOB, which needs one at least, as *.jpg")
-    if options.errors.max_errors < 0 or (
-        isinstance(options.errors.max_errors, float) and options.errors.max_errors >= 1
-    ):
+    if not 0 <= options.errors.max_errors < (1 if isinstance(options.errors.max_errors, float) else math.inf):
         raise ConfigError(f"max_errors is {options.errors.max_errors}: a number of shards, or a share below 1")
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"workers is {options.workers}: at least 1 is needed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -146,7 +147,7 @@ def check_options(options: ShardOptions) -> None:
         raise ConfigError("a sample type goes with a field map, which says of which part each field is: give both")
     if output.sample_type is not None:
         check_sample_type(output.sample_type, output.field_map)
-    if errors.max_errors < 0 or (isinstance(errors.max_errors, float) and errors.max_errors >= 1):
+    if not 0 <= errors.max_errors < (1 if isinstance(errors.max_errors, float) else math.inf):
         raise ConfigError(f"max_errors is {errors.max_errors}: a number of records, or a share below 1 such as 0.001")
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"workers is {options.workers}: at least 1 is needed")

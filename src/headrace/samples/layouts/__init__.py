@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from headrace.samples.layouts.fields import nearest, without_nulls
 from headrace.samples.layouts.layout import Layout, LayoutOptions, Sample, assistant, cut, join, user
-from headrace.samples.layouts.recognise import NUM_RECORDS, Recognised, recognise
+from headrace.samples.layouts.recognise import NUM_RECORDS, EachLayout, Recognised, recognise
 from headrace.samples.layouts.registry import LAYOUTS, make_layout
 from headrace.samples.layouts.roles import ALIASES
 
@@ -20,6 +20,7 @@ __all__ = [
     "ALIASES",
     "LAYOUTS",
     "NUM_RECORDS",
+    "EachLayout",
     "Layout",
     "LayoutOptions",
     "Recognised",

@@ -11,7 +11,7 @@ import msgspec
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text, TrainSpan
 from headrace.samples.layouts.fields import Fields, describe
-from headrace.samples.layouts.turns import MessageReader, Parts
+from headrace.samples.layouts.turns import Arguments, MessageReader, Parts
 
 Sample = Conversation | Completion | Preference | Prompt | Group | Text
 """What a record may become."""
@@ -33,6 +33,9 @@ class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     parts: Parts = "keep"
     """Content that is a list of parts is handed to the template as it is, or text parts are joined."""
+
+    arguments: Arguments = "keep"
+    """The arguments of calls that are strings are handed on as they are, or as the objects whose JSON they are."""
 
 
 class Layout(ABC):
@@ -59,7 +62,7 @@ class Layout(ABC):
         beside = [self.fields.name(field) for field in _BESIDE]
         # A path into objects is looked for where it leads.
         self._beside = None if any("." in name for name in beside) else frozenset(beside)
-        self.reader = MessageReader(options.fields, options.roles, options.parts)
+        self.reader = MessageReader(options.fields, options.roles, options.parts, options.arguments)
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Whether the record looks like one of this layout: its fields, and the kinds of their values."""

@@ -64,6 +64,41 @@ def recognise(
     raise ConfigError(_no_layout(layouts, fitting, records, makes))
 
 
+class EachLayout:
+    """The layout of every record by itself, for files of mixed layouts.
+
+    Args:
+        options: names of fields and roles, for all of them.
+        makes: the kinds of samples that can be used.
+    """
+
+    def __init__(self, options: LayoutOptions | None, makes: Collection[type[Sample]]) -> None:
+        self._makes = makes
+        self._layouts = [layout(options) for layout in LAYOUTS.values()]
+        self._usable = [layout for layout in self._layouts if layout.makes in makes]
+        self._options = options
+
+    def convert(self, record: Mapping[str, Any]) -> Sample:
+        """See `Layout.convert`.
+
+        Raises:
+            InputError: it fits none, or several, or is not what the one that it fits needs.
+        """
+        fitting = [layout for layout in self._usable if layout.fits(record)]
+        if len(fitting) > 1:
+            fitting = [layout for layout in fitting if not any(_gives_way(layout, other) for other in fitting)]
+        if len(fitting) != 1:
+            try:
+                recognise([record], self._options, makes=self._makes)
+            except ConfigError as error:
+                raise InputError(str(error).replace("record 0", "the record")) from None
+        if fitting[0].name == "kto":
+            raise InputError(
+                "it is of the layout kto, which stores a label: put such records into a store of their own"
+            )
+        return fitting[0].convert(record)
+
+
 def _fits(layout: Layout, record: object) -> bool:
     return isinstance(record, Mapping) and layout.fits(record)
 
@@ -100,8 +135,8 @@ def _no_layout(
         other = next(number for number, record in enumerate(records) if not _fits(of_first[0], record))
         return (
             f"the records are not all of one layout: record 0 fits {of_first[0].name}, record {other} does not "
-            f"({_reason(of_first[0], records[other])}). Say the layout, and those records are bad ones: "
-            f"`layout: {of_first[0].name}`"
+            f"({_reason(of_first[0], records[other])}). Say `layout: each`, and each record is read by its own; or say "
+            f"the layout, and those records are bad ones: `layout: {of_first[0].name}`"
         )
     wanted = [layout for layout in layouts if makes is None or layout.makes in makes]
     near = max(wanted, key=lambda layout: sum(layout.fields.has(first, field) for field in layout.required))

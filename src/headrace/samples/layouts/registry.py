@@ -42,12 +42,27 @@ LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in _ALL}
 """Every layout by its name."""
 
 
+SAID = {
+    "sharegpt": "conversations",
+    "openai": "messages",
+    "chat": "messages",
+    "chatml": "messages",
+    "chat_template": "messages",
+    "dpo": "preference",
+    "grpo": "group",
+    "pretraining": "text",
+}
+"""What other tools call some of them."""
+
+
 def make_layout(name: str, options: LayoutOptions | None = None) -> Layout:
-    """The layout of this name.
+    """The layout of this name, or of one that another tool has for it.
 
     Raises:
         ConfigError: there is none.
     """
-    if name not in LAYOUTS:
-        raise ConfigError(f"layout {name!r} is unknown{nearest(name, LAYOUTS)}; allowed are {', '.join(LAYOUTS)}")
-    return LAYOUTS[name](options)
+    said = SAID.get(name.lower(), name)
+    if said not in LAYOUTS:
+        near = nearest(name.lower(), [*LAYOUTS, *SAID])
+        raise ConfigError(f"layout {name!r} is unknown{near}; allowed are {', '.join(LAYOUTS)}, auto and each")
+    return LAYOUTS[said](options)

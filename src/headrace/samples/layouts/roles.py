@@ -60,3 +60,28 @@ def read_calls(content: object, place: str) -> list[dict[str, Any]]:
     if not read:
         raise InputError(f"{place} is an empty list: a call of a function was expected")
     return read
+
+
+def parse_arguments(calls: object, place: str) -> object:
+    """The ``tool_calls`` with each ``arguments`` that is a string as the object whose JSON the string is.
+
+    Raises:
+        InputError: a string is no JSON.
+    """
+    if not isinstance(calls, list | tuple):
+        return calls
+    read: list[Any] = []
+    for number, call in enumerate(calls):
+        inner = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(call, dict) or not isinstance(inner, dict) or not isinstance(inner.get("arguments"), str):
+            read.append(call)
+            continue
+        try:
+            parsed = {**inner, "arguments": msgspec.json.decode(inner["arguments"] or "{}")}
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InputError(
+                f"the arguments of call {number} of {place} are {describe(inner['arguments'])}, which is no JSON "
+                f"({error}); `arguments: keep` hands them on as they are"
+            ) from None
+        read.append({**call, "function": parsed} if "function" in call else parsed)
+    return read

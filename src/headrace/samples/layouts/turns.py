@@ -10,10 +10,13 @@ from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Message, TrainSpan
 from headrace.samples.layouts.fields import check_text, is_unicode, wrong
 from headrace.samples.layouts.flags import read_flag, read_parts, read_spans
-from headrace.samples.layouts.roles import ALIASES, CALL, read_calls
+from headrace.samples.layouts.roles import ALIASES, CALL, parse_arguments, read_calls
 
 Parts = Literal["keep", "join"]
 """Content that is a list of parts is handed on as it is; or parts that are text become one string."""
+
+Arguments = Literal["keep", "parse"]
+"""The arguments of a call that are a string are handed on as they are; or as the object whose JSON the string is."""
 
 _FLAGS = ("train", "masked", "weight", "train_detail")
 
@@ -26,9 +29,10 @@ class MessageReader:
     before our `ALIASES`.
     """
 
-    def __init__(self, names: Mapping[str, str], roles: Mapping[str, str], parts: Parts) -> None:
+    def __init__(self, names: Mapping[str, str], roles: Mapping[str, str], parts: Parts, arguments: Arguments) -> None:
         self._roles = {**ALIASES, **roles}
         self._parts = parts
+        self._parses = arguments == "parse"
         self._role_names = (names["role"],) if "role" in names else ("role", "from")
         self._content_names = (names["content"],) if "content" in names else ("content", "value")
         self._pairs = list(itertools.product(self._role_names, self._content_names))
@@ -114,6 +118,8 @@ class MessageReader:
         for name, value in message.items():
             if value is not None and name not in read and name not in (role_name, content_name, *self._flags):
                 read[name] = value
+        if self._parses and "tool_calls" in read:
+            read["tool_calls"] = parse_arguments(read["tool_calls"], f"'tool_calls' of {place}")
         flag = read_flag(message, self._flag_names, place)
         detail = message.get(self._flag_names["train_detail"])
         if detail is not None:

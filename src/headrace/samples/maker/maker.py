@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,13 +10,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.errors import ConfigError, InputError
+from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.conversation import Conversation
-from headrace.samples.layouts import Sample, make_layout, without_nulls
+from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, without_nulls
 from headrace.samples.layouts.fields import check_text, describe
 from headrace.samples.maker.block import Block
 from headrace.samples.maker.ends import EndTokens
 from headrace.samples.maker.made import Made
+from headrace.samples.maker.noticing import notices
 from headrace.samples.maker.pair import PairShape
 from headrace.samples.maker.rollouts import GroupShape, PromptShape
 from headrace.samples.maker.sections import SectionsShape
@@ -29,7 +31,7 @@ from headrace.samples.masking.results import TOO_LONG, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.masking.truncation import exchanges, shortened
 from headrace.samples.recipe.keys import StoreKey, store_keys
-from headrace.samples.recipe.recipe import AUTO, InputSpec, Recipe
+from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, InputSpec, Recipe
 
 DEFAULT_DOMAIN = "__default__"
 """Where a record without a usable value of ``domain_key`` goes, as in AstrAI."""
@@ -121,23 +123,39 @@ class SampleMaker:
         self._sequencer = Sequencer(
             spans, recipe.mask, recipe.length, spans.tokenizer.token_to_id(bos) if bos is not None else None
         )
-        self._layout = None
+        self._layout: Layout | EachLayout | None = None
         self._shape: Shape[Any]
         if recipe.by_sections:
             self._shape = SectionsShape(tools, spec)
         else:
             if spec is None or spec.layout == AUTO:
                 raise ConfigError(f"inputs[{source}].layout is not known: resolve_layout finds it by the first records")
-            self._layout = make_layout(spec.layout, spec.options)
+            is_each = spec.layout == EACH
+            self._layout = (
+                EachLayout(spec.options, MAKES[recipe.type]) if is_each else make_layout(spec.layout, spec.options)
+            )
             self._shape = _SHAPES[recipe.type](tools)
 
     def make(self, records: Sequence[Any]) -> Made:
-        """The documents of these records. The sums balance, or an error is raised."""
+        """The documents of these records. The sums balance, or an error is raised.
+
+        Raises:
+            RenderLimitError: the template takes more time or memory than it may, with the number of the record.
+        """
         block = Block(len(records))
         waiting: list[_Waiting] = []
+        samples: dict[int, Any] = {}
         for number, record in enumerate(records):
             try:
-                waiting.append(self._ask(number, record))
+                samples[number] = self.sample(record)
+            except InputError as error:
+                block.put_aside(number, error)
+        self._shape.render_ahead(samples.values())
+        for number, sample in samples.items():
+            try:
+                waiting.append(self._ask(number, records[number], sample))
+            except RenderLimitError as error:
+                raise error.at(number) from None
             except (DroppedError, InputError) as error:
                 block.put_aside(number, error)
         # All records are encoded together, or one by one where that fails.
@@ -164,6 +182,15 @@ class SampleMaker:
         asked = self._shape.ask(self.sample(record), Tally(with_all=True))
         return [Explained(one.key, one.marked.text, self._sequencer.explain(one)) for one in asked]
 
+    def notices(self, records: Sequence[Any]) -> list[str]:
+        """What the template may write otherwise than meant of these first records, and the option that mends it."""
+        template = self._shape.tools.template
+        samples = []
+        for record in records if template is not None and self._layout is not None else ():
+            with contextlib.suppress(InputError):
+                samples.append(self.sample(record))
+        return notices(samples, template) if template is not None else []
+
     def sample(self, record: Any) -> Any:
         """What the layout reads in a record; with sections, the record itself.
 
@@ -179,10 +206,9 @@ class SampleMaker:
         sample: Sample = self._layout.convert(record)
         return as_chat(sample) if self.recipe.strings == "chat" else sample
 
-    def _ask(self, number: int, record: Any) -> _Waiting:
+    def _ask(self, number: int, record: Any, sample: Any) -> _Waiting:
         domain = self._domain(record)
         tally = Tally()
-        sample = self.sample(record)
         asked = self._shape.ask(sample, tally)
         for one in asked:
             check_text(one.marked.text, "the text")

@@ -44,6 +44,14 @@ class PairShape(Shape[Preference]):
         """See `Shape.dialogue`. Both answers keep the same prompt."""
         return sample.prompt if isinstance(sample.prompt, Conversation) else None
 
+    def conversations(self, sample: Preference) -> list[Conversation]:
+        """See `Shape.conversations`."""
+        prompt = sample.prompt or ""
+        if isinstance(prompt, str):
+            return []
+        answers = (sample.chosen, sample.rejected)
+        return [with_answer(prompt, answer) for answer in answers if isinstance(answer, Conversation)]
+
     def with_dialogue(self, sample: Preference, conversation: Conversation) -> Preference:
         """See `Shape.with_dialogue`."""
         return Preference(prompt=conversation, chosen=sample.chosen, rejected=sample.rejected)

@@ -38,6 +38,13 @@ class GroupShape(Shape[Group]):
         prompt = prompt_asked(self.tools, sample.prompt)
         return [prompt, *(self._response(sample.prompt, prompt.marked.text, one, tally) for one in sample.responses)]
 
+    def conversations(self, sample: Group) -> list[Conversation]:
+        """See `Shape.conversations`."""
+        prompt = sample.prompt
+        if isinstance(prompt, str):
+            return []
+        return [with_answer(prompt, one) for one in sample.responses if isinstance(one, Conversation)]
+
     def documents(self, sample: Group, found: Sequence[Found]) -> list[Document]:
         """See `Shape.documents`."""
         prompt, *responses = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from headrace.samples.conversation import Completion, Conversation, Group, Prefe
 from headrace.samples.layouts import Sample, assistant, join, user
 from headrace.samples.maker.ends import Ends, EndTokens
 from headrace.samples.maker.sequences import Asked, Found, Tally, plain
-from headrace.samples.masking.faces import Template
+from headrace.samples.masking.faces import RendersAhead, Template
 from headrace.samples.masking.marking import Marked, Marker
 from headrace.samples.masking.pieces import Region, Why
 from headrace.samples.recipe.recipe import Recipe
@@ -133,6 +133,17 @@ class Shape(ABC, Generic[S]):
         Raises:
             InputError: a value cannot be stored.
         """
+
+    def render_ahead(self, samples: Iterable[S]) -> None:
+        """Have the template render the conversations of many samples together, where that costs less."""
+        if not isinstance(self.tools.template, RendersAhead):
+            return
+        conversations = [self.tools.with_kwargs(one) for sample in samples for one in self.conversations(sample)]
+        self.tools.template.render_ahead(conversations, prompts=self.tools.recipe.type != "seq")
+
+    def conversations(self, sample: S) -> list[Conversation]:
+        """The conversations that `ask` has rendered, as far as they are known before."""
+        return []
 
     def dialogue(self, sample: S) -> Conversation | None:
         """The conversation of which exchanges may be taken away where the sample is too long; None: there is none."""

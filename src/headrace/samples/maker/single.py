@@ -59,6 +59,11 @@ class SingleShape(Shape[Single]):
             return with_answer(sample.prompt, sample.completion)
         return sample if isinstance(sample, Conversation) else None
 
+    def conversations(self, sample: Single) -> list[Conversation]:
+        """See `Shape.conversations`."""
+        dialogue = self.dialogue(sample)
+        return [] if dialogue is None else [dialogue]
+
     def with_dialogue(self, sample: Single, conversation: Conversation) -> Single:
         """See `Shape.with_dialogue`."""
         if isinstance(sample, Completion):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.samples.conversation import Conversation
 from headrace.samples.templates.rendered import Rendered
 
 
@@ -32,6 +33,14 @@ class Template(Protocol):
         **template_kwargs: Any,
     ) -> Rendered:
         """The text of the messages. Raises :class:`InputError` where the template refuses them."""
+
+
+@runtime_checkable
+class RendersAhead(Protocol):
+    """A template that renders many conversations for less than one by one, such as `ChatTemplate`."""
+
+    def render_ahead(self, conversations: Iterable[Conversation], *, prompts: bool = True) -> None:
+        """Render what masking will ask for of these conversations."""
 
 
 class TextEncoder(Protocol):

@@ -10,7 +10,7 @@ import numpy as np
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation
 from headrace.samples.masking.encoding import Encoded, encode
-from headrace.samples.masking.faces import Template, TextEncoder
+from headrace.samples.masking.faces import RendersAhead, Template, TextEncoder
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.results import (
@@ -50,6 +50,7 @@ class Masker:
     ) -> None:
         self.options = options or MaskOptions()
         self.spans = SpanEncoder(tokenizer_json, encoder)
+        self._template = template
         self._marker = Marker(template, self.options, self.spans.special_texts)
         bos = template.special_tokens.get("bos_token")
         self._bos: int | None = self.spans.tokenizer.token_to_id(bos) if bos else None
@@ -78,6 +79,8 @@ class Masker:
         One conversation never changes another's samples, so any cut into batches gives the same.
         """
         work = _Batch(self, conversations, truncation, evidence)
+        if isinstance(self._template, RendersAhead):
+            self._template.render_ahead(conversations)
         marked: list[Marked] = []
         owners: list[int] = []
         for number, conversation in enumerate(conversations):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.samples.layouts import LAYOUTS, make_layout, nearest
 from headrace.samples.recipe.keys import DTYPES, store_keys
-from headrace.samples.recipe.recipe import AUTO, MAKES, Recipe
+from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, Recipe
 from headrace.samples.recipe.sections import Section
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -24,7 +25,8 @@ def check_recipe(recipe: Recipe) -> None:
         if source.layout != AUTO:
             if recipe.by_sections:
                 raise ConfigError(f"{where}.layout and sections or sources both say what a record is: choose one")
-            _check_layout(recipe, source.layout, where)
+            if source.layout != EACH:
+                _check_layout(recipe, source.layout, where)
     _check_numbers(recipe)
     _check_form(recipe)
     _check_output(recipe)
@@ -39,7 +41,7 @@ def _check_layout(recipe: Recipe, name: str, where: str) -> None:
         usable = [other for other, kind in LAYOUTS.items() if kind.makes in MAKES[recipe.type]]
         better = [kind for kind, makes in MAKES.items() if layout.makes in makes]
         raise ConfigError(
-            f"{where}.layout is {name}, of which type {recipe.type} cannot be made; allowed are "
+            f"{where}.layout is {layout.name}, of which type {recipe.type} cannot be made; allowed are "
             f"{', '.join(usable)} (or say type: {better[0]})"
         )
 
@@ -55,7 +57,7 @@ def _check_numbers(recipe: Recipe) -> None:
     for name in ("min_chars", "max_chars", "min_tokens", "max_tokens"):
         limits[f"filters.{name}"] = (getattr(recipe.filters, name), 0)
     for path, (value, least) in limits.items():
-        if value is not None and value < least:
+        if value is not None and not least <= value < math.inf:
             raise ConfigError(f"{path} is {value}: at least {least} is needed")
     for unit in ("chars", "tokens"):
         low, high = getattr(recipe.filters, f"min_{unit}"), getattr(recipe.filters, f"max_{unit}")

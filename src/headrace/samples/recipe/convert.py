@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InputError
 from headrace.samples.layouts import nearest
+from headrace.samples.templates.plain import plain
 
 
 def convert(value: Any, kind: Any) -> Any:
@@ -26,6 +27,22 @@ def convert(value: Any, kind: Any) -> Any:
         message, _, place = str(error).partition(" - at ")
         where = place.strip("`").removeprefix("$").removeprefix(".")
         raise ConfigError(f"{where or 'the recipe'}: {message}") from None
+
+
+def check_size(value: Any) -> None:
+    """Refuse what is nested too deeply, or refers to itself, or grows without end by aliases of YAML.
+
+    Raises:
+        ConfigError: with the path of the key.
+    """
+    if not isinstance(value, dict):
+        return
+    for key, entry in value.items():
+        for name, part in entry.items() if isinstance(entry, dict) else (("", entry),):
+            try:
+                plain(part)
+            except InputError as error:
+                raise ConfigError(f"{_below(str(key), name) if name else key}: {error}") from None
 
 
 def _check(value: Any, kind: Any, path: str) -> None:

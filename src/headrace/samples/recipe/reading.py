@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 
 from headrace.errors import ConfigError
+from headrace.samples.layouts.registry import SAID
 from headrace.samples.recipe.astrai import is_astrai, read_astrai
 from headrace.samples.recipe.check import check_recipe
-from headrace.samples.recipe.convert import convert
+from headrace.samples.recipe.convert import check_size, convert
 from headrace.samples.recipe.recipe import Recipe
 
 
@@ -40,6 +41,10 @@ def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
         value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{name} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    try:
+        check_size(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{name} holds no recipe: an object with 'type', 'inputs' and so on was expected")
     try:
@@ -54,17 +59,26 @@ def make_recipe(value: dict[str, Any]) -> Recipe:
     Raises:
         ConfigError: see `load_recipe`.
     """
+    check_size(value)
     value = dict(value)
     inputs = value.get("inputs", ())
     if isinstance(inputs, str | dict):
         inputs = [inputs]
     if isinstance(inputs, list | tuple):
-        value["inputs"] = [{"paths": entry} if isinstance(entry, str) else entry for entry in inputs]
+        value["inputs"] = [_input(entry) for entry in inputs]
     if isinstance(value.get("template"), str):
         value["template"] = {"path": value["template"]}
     recipe: Recipe = convert(value, Recipe)
     check_recipe(recipe)
     return recipe
+
+
+def _input(entry: Any) -> Any:
+    """An input in its long form, its layout by our own name."""
+    if isinstance(entry, str):
+        return {"paths": entry}
+    layout = entry.get("layout") if isinstance(entry, dict) else None
+    return {**entry, "layout": SAID.get(layout.lower(), layout)} if isinstance(layout, str) else entry
 
 
 class _Loader(yaml.CSafeLoader):  # type: ignore[misc]  # PyYAML is not typed

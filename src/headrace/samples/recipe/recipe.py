@@ -39,6 +39,7 @@ MAKES: dict[str, tuple[type[Sample], ...]] = {
 """The samples of which each training type can be made."""
 
 AUTO = "auto"
+EACH = "each"
 
 
 class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +49,8 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Files, folders, globs and braces."""
 
     layout: str = AUTO
-    """The name of a layout; ``auto`` recognises it by the first records, and says so."""
+    """The name of a layout; ``auto`` recognises it by the first records, and says so; ``each`` recognises that of every
+    record by itself, for files of mixed layouts."""
 
     fields: dict[str, str] = {}
     """Fields of the data by the name that the layout gives them; a path such as ``data.turns`` goes into objects."""
@@ -59,13 +61,17 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     parts: Literal["keep", "join"] = "keep"
     """Content that is a list of parts is handed to the template as it is; or text parts become one string."""
 
+    arguments: Literal["keep", "parse"] = "keep"
+    """The arguments of calls that are strings are handed to the template as they are; or as the objects whose JSON
+    they are."""
+
     drop_nulls: bool = False
     """Leave out fields that are null, at any depth: structs of Parquet and Arrow hold every field of every record."""
 
     @property
     def options(self) -> LayoutOptions:
         """What the layout needs to know."""
-        return LayoutOptions(fields=self.fields, roles=self.roles, parts=self.parts)
+        return LayoutOptions(fields=self.fields, roles=self.roles, parts=self.parts, arguments=self.arguments)
 
 
 class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

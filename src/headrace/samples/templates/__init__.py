@@ -3,6 +3,7 @@
     folder, file, suite -- load --> TemplateSetup (text, special tokens, time: all that decides, for another process)
                                       -> ChatTemplate, compiled once
                                          sandbox -- one_by_one: does it write one message after another?
+                                         limited: in a process with bounds, where it is not of our suite
     Conversation -- plain --> dicts -- compiled --> Rendered (text, generation spans, where messages begin)
 
     template = ChatTemplate.load("path/of/a/tokeniser")       # or "chat_template.jinja", or "qwen3-generation"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
@@ -13,10 +14,12 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Conversation
 from headrace.samples.templates.compiled import CompiledTemplate
 from headrace.samples.templates.continuing import cut_at_mark, mark_final
+from headrace.samples.templates.limited import LimitedTemplate
 from headrace.samples.templates.load import load_setup
 from headrace.samples.templates.plain import plain, plain_dicts, plain_messages
 from headrace.samples.templates.rendered import Rendered
 from headrace.samples.templates.setup import TemplateSetup
+from headrace.samples.templates.suite import find
 
 _RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message"))
 """What a record's template arguments cannot be called; ``documents`` they may."""
@@ -26,7 +29,9 @@ class ChatTemplate:
     """A compiled chat template.
 
     Made by :meth:`load` from a tokeniser's folder, a file or our suite, or from a :class:`TemplateSetup`, which another
-    process can be given. Compiling takes some milliseconds, rendering some tens of microseconds a conversation.
+    process can be given. Compiling takes some milliseconds, rendering some tens of microseconds a conversation. A
+    template that is not of our suite is rendered in a process of its own, which takes a tenth of a second to start and
+    has bounds of time and memory; what exceeds them is a :class:`ConfigError`.
 
     Raises :class:`ConfigError` where the template cannot be read as one.
     """
@@ -35,8 +40,8 @@ class ChatTemplate:
         if setup.now is None and setup.asks_for_time:
             setup = msgspec.structs.replace(setup, now=datetime.now())
         self.setup = setup
-        self._default = CompiledTemplate(setup, setup.text, setup.name)
-        self._tool_use = None if setup.tool_use is None else CompiledTemplate(setup, setup.tool_use, "tool_use")
+        self._default = _compiled(setup, setup.text, setup.name)
+        self._tool_use = None if setup.tool_use is None else _compiled(setup, setup.tool_use, "tool_use")
 
     @classmethod
     def load(
@@ -137,18 +142,41 @@ class ChatTemplate:
                 "add_generation_prompt begins a new message, continue_final_message goes on with the last: choose one"
             )
         template = self._default if tools is None or self._tool_use is None else self._tool_use
-        variables = plain(template_kwargs) if template_kwargs else {}
-        variables["messages"] = chat = plain_messages(messages)
-        variables["tools"] = plain_dicts(tools, "tools")
-        variables["documents"] = plain_dicts(documents, "documents")
-        variables["add_generation_prompt"] = add_generation_prompt
+        variables = _variables(messages, tools, documents, template_kwargs, prompt=add_generation_prompt)
         if not continue_final_message:
             return template.render(variables)
         field = continue_final_message if isinstance(continue_final_message, str) else "content"
-        final = mark_final(chat, field, template.text)
+        final = mark_final(variables["messages"], field, template.text)
         text = cut_at_mark(template.render(variables).text, final)
         # The spans would have to be cut as well; a message that goes on is no training example, and nobody asks.
         return Rendered(text=text, has_generation=template.has_generation)
+
+    def render_ahead(self, conversations: Iterable[Conversation], *, prompts: bool = True) -> None:
+        """Render what will be asked for of these conversations, many at a time, where a request costs something.
+
+        That is of templates that are not of our suite: they are rendered in a process of their own. It changes no
+        result. What is not asked for before the next call is forgotten. ``prompts``: masks are asked for, which may
+        need what stands before every turn.
+        """
+        wanted: dict[int, list[dict[str, Any]]] = {}
+        for conversation in conversations:
+            kwargs, tools, messages = conversation.template_kwargs, conversation.tools, conversation.messages
+            template = self._default if tools is None or self._tool_use is None else self._tool_use
+            if isinstance(template, CompiledTemplate):
+                return
+            counts = [(len(messages), False)]
+            if prompts and template.except_roles is None:
+                # Its source does not show where messages begin: every turn is compared with what a model sees.
+                asked = (number for number, message in enumerate(messages) if message.get("role") == "assistant")
+                counts += [(number, True) for number in asked if number]
+            with contextlib.suppress(InputError):  # for whoever asks for it
+                _check_names(kwargs)
+                wanted.setdefault(id(template), []).extend(
+                    _variables(messages[:count], tools, None, kwargs, prompt=prompt) for count, prompt in counts
+                )
+        for template in (self._default, self._tool_use):
+            if isinstance(template, LimitedTemplate):
+                template.ahead(wanted.get(id(template), []))
 
     def render_conversation(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> Rendered:
         """:meth:`render` with the conversation's own tools and template arguments."""
@@ -165,12 +193,38 @@ class ChatTemplate:
     ) -> list[Rendered | InputError]:
         """The text of each conversation; in the place of one that the template refuses stands the error, not raised."""
         results: list[Rendered | InputError] = []
+        conversations = list(conversations)
+        if not add_generation_prompt:
+            self.render_ahead(conversations, prompts=False)
         for conversation in conversations:
             try:
                 results.append(self.render_conversation(conversation, add_generation_prompt=add_generation_prompt))
             except InputError as error:
                 results.append(error)
         return results
+
+
+def _compiled(setup: TemplateSetup, text: str, name: str) -> CompiledTemplate | LimitedTemplate:
+    """A text of our suite is rendered in this process, any other one by the helper, which has bounds."""
+    ours = find(setup.name)
+    return (CompiledTemplate if ours is not None and ours.text == text else LimitedTemplate)(setup, text, name)
+
+
+def _variables(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    documents: Sequence[Mapping[str, Any]] | None,
+    kwargs: Mapping[str, Any],
+    *,
+    prompt: bool,
+) -> dict[str, Any]:
+    """What a template sees: new plain values, in one order, so that equal ones are written as equal bytes."""
+    variables: dict[str, Any] = plain(kwargs) if kwargs else {}
+    variables["messages"] = plain_messages(messages)
+    variables["tools"] = plain_dicts(tools, "tools")
+    variables["documents"] = plain_dicts(documents, "documents")
+    variables["add_generation_prompt"] = prompt
+    return variables
 
 
 def _check_names(template_kwargs: Mapping[str, Any]) -> None:

@@ -19,6 +19,9 @@ from headrace.samples.templates.setup import TemplateSetup
 class CompiledTemplate:
     """One source with the budget of a rendering; one rendering at a time.
 
+    ``except_roles``: None where the template may look ahead; else the roles that no conversation may have for
+    `Rendered.message_begins` to be known.
+
     Raises :class:`ConfigError` where the source is no template, or a generation block stands where its place cannot be
     known.
     """
@@ -36,6 +39,8 @@ class CompiledTemplate:
             ) from error
         except RecursionError as error:
             raise ConfigError(f"{self._label}: it is nested too deeply to be compiled") from error
+        except Exception as error:  # what Python's compiler makes of it, such as loops in loops in loops
+            raise ConfigError(f"{self._label}: it cannot be compiled: {type(error).__name__}: {error}") from error
         if environment.fault is not None:
             line, reason = environment.fault
             raise ConfigError(
@@ -43,7 +48,8 @@ class CompiledTemplate:
                 "prefixes then"
             )
         self.has_generation = environment.has_generation
-        self._one_by_one = environment.one_by_one
+        one_by_one = environment.one_by_one
+        self.except_roles: tuple[str, ...] | None = None if one_by_one is None else one_by_one.except_roles
         self._known = {**self._template.globals, **setup.special_tokens}
         self._context: Context | None = None
 
@@ -68,8 +74,12 @@ class CompiledTemplate:
                         raise InputError(
                             f"{self._label}: the text is longer than {max_chars:,} characters, the most allowed"
                         )
-            except (HeadraceError, MemoryError):
+            except HeadraceError:
                 raise
+            except MemoryError:
+                raise ConfigError(
+                    f"{self._label}: there is not enough memory for the text of this conversation"
+                ) from None
             except Exception as error:
                 raise InputError(self._explained(error)) from error
             edges, begins = budget.edges, budget.begins
@@ -95,8 +105,8 @@ class CompiledTemplate:
         return context
 
     def _begins(self, begins: list[int], messages: list[dict[str, Any]]) -> tuple[int, ...]:
-        known = self._one_by_one
-        if known is None or (known.except_roles and any(one.get("role") in known.except_roles for one in messages)):
+        roles = self.except_roles
+        if roles is None or (roles and any(one.get("role") in roles for one in messages)):
             return ()
         apart = len(messages) - len(begins)
         return (0,) * apart + tuple(begins) if 0 <= apart <= 1 else ()

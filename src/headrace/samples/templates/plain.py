@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
-
-import numpy as np
 
 from headrace.errors import InputError
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that a message's reasoning goes by. Templates read the first; those of gpt-oss the second."""
+MAX_DEPTH = 256
+_MAX_PARTS = 1_000_000
 _EXACT = frozenset((str, int, float, bool, type(None)))
 
 
@@ -20,26 +21,55 @@ def plain(value: Any) -> Any:
 
     Anything else (an image, an array) becomes a placeholder with the name of its type, ``<ndarray>``: templates ask
     only whether it is there, and its methods are none of their business.
+
+    Raises :class:`InputError` for a value that is nested too deeply, or refers to itself, or has too many parts.
     """
-    if type(value) in _EXACT:
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(plain(item) for item in value)
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return f"<{type(value).__name__}>"
+    return value if type(value) in _EXACT else _Copy().of(value, 0)
+
+
+class _Copy:
+    """The copy of one value. A list that holds another one many times over, as aliases of YAML do, grows with each."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = _MAX_PARTS
+
+    def of(self, value: Any, depth: int) -> Any:
+        if type(value) in _EXACT:
+            return value
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, int):
+            return int.__int__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        if isinstance(value, Mapping):
+            below = self._below(depth, value)
+            return {self.of(key, below): self.of(item, below) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            below = self._below(depth, value)
+            items = [self.of(item, below) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        numpy = sys.modules.get("numpy")  # where nobody has imported it, no value is of it
+        if numpy is not None and isinstance(value, numpy.generic):
+            return self.of(value.item(), depth + 1)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = dataclasses.fields(value)
+            below = self._below(depth, fields)
+            return {field.name: self.of(getattr(value, field.name), below) for field in fields}
+        return f"<{type(value).__name__}>"
+
+    def _below(self, depth: int, parts: Sized) -> int:
+        self.left -= len(parts)
+        if self.left < 0:
+            raise InputError(f"a value has more than {_MAX_PARTS:,} parts, the most that a template is given")
+        if depth == MAX_DEPTH:
+            raise InputError(
+                f"a value is nested more than {MAX_DEPTH} levels deep, the most that a template is given, or refers "
+                "to itself"
+            )
+        return depth + 1
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ Different, each for a reason:
 * loops, macros, `*` and `**` have a budget, and so has the text: a template cannot run for ever;
 * where a generation block stands is counted exactly, and a place that cannot be known is an error.
 
-What this cannot stop: one expression that takes much memory (a string doubled forty times, `ljust` to 10^9). Templates
-are the user's choice; the sandbox keeps them from the machine, the worker's memory limit keeps them from its memory.
+What this cannot stop: one expression that takes much time or memory (a string doubled forty times, `ljust` to 10^9).
+Templates that are not of our suite therefore run in a process with bounds of its own (`limited`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,389 @@
+"""Rendering in a process of its own, whose time and memory are bounded whatever the template does.
+
+    this process                                    the helper, one for all templates of this process
+    LimitedTemplate -- marshal, length first -->    CompiledTemplate, RLIMIT_AS, a timer of CPU time for each rendering
+                    <-- MessagePack, length first --  Rendered, or the error in words
+
+What the sandbox counts (steps, characters) ends a template in the same way on every machine, and comes first. It cannot
+count what one expression does: a string doubled forty times, a filter over an endless slice, constants folded when the
+template is compiled. The kernel's bounds hold for these too. They depend on the machine, and so what exceeds them is a
+`RenderLimitError`, which ends a run whatever the run does with bad records: no result differs in silence.
+
+A helper that was ended is started again for the next rendering. It ends with the process that it serves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import marshal
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO
+
+import msgspec
+import xxhash
+
+from headrace.errors import ConfigError, HeadraceError, InputError, RenderLimitError
+from headrace.samples.templates.compiled import CompiledTemplate
+from headrace.samples.templates.rendered import Rendered
+from headrace.samples.templates.setup import TemplateSetup
+
+MAX_SECONDS = 30.0
+"""CPU time of one rendering, or of compiling: a thousand times what the longest conversation takes."""
+MAX_MEMORY_BYTES = 1 << 30
+"""Memory of the helper, besides what it has when it starts."""
+_BATCH_BYTES = 1 << 19
+"""Conversations that are sent together: some hundred, or one large one."""
+_KEPT_TEMPLATES = 64
+_PIPE_BYTES = 1 << 20
+_LENGTH_BYTES = 8
+_MARSHAL = 2
+"""The last version that writes equal values as equal bytes."""
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from headrace.samples.templates.limited import serve; serve(int(sys.argv[1]))"
+)
+
+
+class _Reply(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one request."""
+
+    kind: str
+    """``text``, ``input`` or ``config`` for an error, ``memory``, or ``unknown`` for a template not known here."""
+    text: bytes = b""
+    """UTF-8, with halves of surrogate pairs as they are; of an error the message."""
+    spans: list[tuple[int, int]] = []
+    begins: list[int] = []
+    has_generation: bool = False
+    except_roles: tuple[str, ...] | None = None
+    """Of a compiled template: see `CompiledTemplate.except_roles`."""
+
+
+class LimitedTemplate:
+    """As `CompiledTemplate`, and rendering is done by the helper.
+
+    Raises :class:`ConfigError` where the source is no template, or cannot be compiled within the bounds.
+    """
+
+    def __init__(self, setup: TemplateSetup, text: str, name: str) -> None:
+        self.text = text
+        self._label = f"chat template {name!r} of {setup.source}"
+        parts = (msgspec.json.encode(setup), text, name)
+        self._key = xxhash.xxh3_128_hexdigest(marshal.dumps(parts))
+        self._compiling = marshal.dumps(("compile", self._key, MAX_SECONDS, parts))
+        self._ahead: dict[bytes, _Reply] = {}
+        made = self._raised(self._compile())
+        self.has_generation = made.has_generation
+        self.except_roles = made.except_roles
+
+    def render(self, variables: dict[str, Any]) -> Rendered:
+        """See `CompiledTemplate.render`.
+
+        Raises :class:`RenderLimitError` where it takes more time or memory than it may.
+        """
+        values = _written(variables)
+        reply = self._ahead.pop(values, None)
+        if reply is None:
+            [reply] = self._asked([values])
+        return self._rendered(reply)
+
+    def ahead(self, many: Sequence[dict[str, Any]]) -> None:
+        """Render what will be asked for next, many with one request; what was not asked for meanwhile is forgotten."""
+        self._ahead.clear()
+        batch: list[bytes] = []
+        size = 0
+        for variables in many:
+            try:
+                batch.append(_written(variables))
+            except InputError:
+                continue
+            size += len(batch[-1])
+            if size > _BATCH_BYTES:
+                self._render_ahead(batch)
+                batch, size = [], 0
+        if batch:
+            self._render_ahead(batch)
+
+    def _render_ahead(self, batch: list[bytes]) -> None:
+        # The error of one that ends the helper is for whoever asks for that one.
+        with contextlib.suppress(_EndedError):
+            self._ahead.update(zip(batch, self._ask(batch), strict=True))
+
+    def _asked(self, values: list[bytes]) -> list[_Reply]:
+        try:
+            return self._ask(values)
+        except _EndedError as ended:
+            if ended.is_out_of_time:
+                raise self._out_of_time() from None
+        try:  # somebody else may have ended it
+            return self._ask(values)
+        except _EndedError as ended:
+            raise self._ended(ended) from None
+
+    def _ask(self, values: list[bytes]) -> list[_Reply]:
+        request = marshal.dumps(("render", self._key, MAX_SECONDS, values))
+        replies = _HELPER.ask(request, len(values))
+        if replies[0].kind == "unknown":
+            _HELPER.ask(self._compiling, 1)
+            replies = _HELPER.ask(request, len(values))
+        return replies
+
+    def _compile(self) -> _Reply:
+        try:
+            return _HELPER.ask(self._compiling, 1)[0]
+        except _EndedError as ended:
+            raise (self._out_of_time() if ended.is_out_of_time else self._ended(ended)) from None
+
+    def _rendered(self, reply: _Reply) -> Rendered:
+        self._raised(reply)
+        return Rendered(
+            text=reply.text.decode("utf-8", "surrogatepass"),
+            generation_spans=tuple(reply.spans),
+            has_generation=self.has_generation,
+            message_begins=tuple(reply.begins),
+        )
+
+    def _raised(self, reply: _Reply) -> _Reply:
+        if reply.kind == "text":
+            return reply
+        message = reply.text.decode("utf-8", "surrogatepass")
+        if reply.kind == "input":
+            raise InputError(message)
+        if reply.kind == "config":
+            raise ConfigError(message)
+        raise RenderLimitError(
+            f"{self._label}: it takes more than {MAX_MEMORY_BYTES:,} bytes of memory, the most allowed. {_ADVICE}"
+        )
+
+    def _out_of_time(self) -> RenderLimitError:
+        return RenderLimitError(
+            f"{self._label}: it takes more than {MAX_SECONDS:g} seconds of CPU time, the most that one rendering may "
+            f"take. {_ADVICE}"
+        )
+
+    def _ended(self, ended: _EndedError) -> RenderLimitError:
+        return RenderLimitError(
+            f"{self._label}: the process that renders it ended {ended}, for the second time. It may have exceeded its "
+            f"{MAX_MEMORY_BYTES:,} bytes of memory. {_ADVICE}"
+        )
+
+
+_ADVICE = (
+    "A filter, a slice or a doubled string makes too much of this conversation: correct the template, or leave the "
+    "conversation out. This bound depends on the machine, so that the run ends here even if it skips bad records"
+)
+
+
+def _written(variables: dict[str, Any]) -> bytes:
+    """Plain values as bytes. They are our own and go to our own process of the same Python, so that nothing is trusted
+    that came from elsewhere; unlike MessagePack, marshal keeps tuples, long integers and halves of surrogate pairs.
+    """
+    try:
+        return marshal.dumps(variables, _MARSHAL)
+    except ValueError as error:
+        raise InputError(f"the conversation cannot be handed to its template: {error}") from None
+
+
+class _EndedError(Exception):
+    """The helper ended before it replied."""
+
+    def __init__(self, status: int, said: str) -> None:
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        super().__init__(f"{how}{f' ({said})' if said else ''}")
+        self.is_out_of_time = -status in (signal.SIGPROF, signal.SIGXCPU)
+
+
+class _Helper:
+    """The process, started when it is first asked."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: bytes, num_replies: int) -> list[_Reply]:
+        """The replies to one request, in order.
+
+        Raises:
+            _EndedError: the helper ended before it had given all. The next request starts another one.
+        """
+        with self._lock:
+            process = self._process
+            if process is None or process.poll() is not None:
+                self._end()
+                process = self._process = self._started()
+            try:
+                replies = self._exchange(process, request, num_replies)
+            except BaseException:
+                self._end()
+                raise
+            if any(reply.kind == "memory" for reply in replies):
+                self._end()
+            return replies
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        with self._lock:
+            self._end()
+
+    def forget(self) -> None:
+        """In a forked process: the helper belongs to the other one."""
+        process, self._process, self._lock = self._process, None, Lock()
+        if process is not None:
+            process.returncode = 0
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    @staticmethod
+    def _started() -> subprocess.Popen[bytes]:
+        # Unbuffered, so that a fork never holds half a request; in a session of its own, so that Ctrl-C is ours alone.
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _PROGRAM, str(MAX_MEMORY_BYTES), *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        for pipe in (process.stdin, process.stdout):
+            # A batch in one piece; where the system does not allow it, in several.
+            with contextlib.suppress(OSError, AttributeError):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)  # type: ignore[arg-type]
+        return process
+
+    @staticmethod
+    def _exchange(process: subprocess.Popen[bytes], request: bytes, num_replies: int) -> list[_Reply]:
+        given, taken = process.stdin, process.stdout
+        if given is None or taken is None:
+            raise HeadraceError("the pipes of the rendering process are missing. This is a defect: please report it.")
+        try:
+            left = memoryview(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
+            while left:
+                left = left[given.write(left) :]
+        except BrokenPipeError:
+            raise _status(process) from None
+        replies: list[_Reply] = []
+        buffer = bytearray()
+        while len(replies) < num_replies:
+            piece = os.read(taken.fileno(), _PIPE_BYTES)
+            if not piece:
+                raise _status(process)
+            buffer += piece
+            place = 0
+            while len(buffer) >= place + _LENGTH_BYTES:
+                begin = place + _LENGTH_BYTES
+                end = begin + int.from_bytes(buffer[place:begin], "little")
+                if len(buffer) < end:
+                    break
+                replies.append(_DECODER.decode(memoryview(buffer)[begin:end]))
+                place = end
+            del buffer[:place]
+        return replies
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _status(process: subprocess.Popen[bytes]) -> _EndedError:
+    said = process.stderr.read() if process.stderr is not None else b""
+    lines = said.decode("utf-8", "replace").split("\n") if said else []
+    return _EndedError(process.wait(), next((line.strip() for line in reversed(lines) if line.strip()), ""))
+
+
+_DECODER = msgspec.msgpack.Decoder(_Reply)
+_HELPER = _Helper()
+atexit.register(_HELPER.end)
+os.register_at_fork(after_in_child=_HELPER.forget)
+
+
+def serve(max_memory_bytes: int) -> None:
+    """Render what comes in, until nothing does. What the helper runs."""
+    given, taken = open(0, "rb", _PIPE_BYTES), open(1, "wb", _PIPE_BYTES)  # noqa: SIM115 - until the process ends
+    most = _address_space_bytes() + max_memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    templates: dict[str, CompiledTemplate] = {}
+    while (request := _read(given)) is not None:
+        action, key, seconds, values = marshal.loads(request)
+        del request
+        if action == "compile":
+            replies = [_compiled(templates, key, seconds, *values)]
+            while len(templates) > _KEPT_TEMPLATES:
+                del templates[next(iter(templates))]
+            _write(taken, replies.pop())
+        else:
+            for one in values:
+                _write(taken, _reply(templates.get(key), seconds, one))
+        taken.flush()
+
+
+def _compiled(
+    templates: dict[str, CompiledTemplate], key: str, seconds: float, setup: bytes, text: str, name: str
+) -> bytes:
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        made = CompiledTemplate(msgspec.json.decode(setup, type=TemplateSetup), text, name)
+        reply = _Reply("text", has_generation=made.has_generation, except_roles=made.except_roles)
+        templates[key] = made
+    except ConfigError as error:
+        reply = _Reply("config", _encoded(str(error)))
+    except MemoryError:
+        reply = _Reply("memory")
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return msgspec.msgpack.encode(reply)
+
+
+def _reply(template: CompiledTemplate | None, seconds: float, values: bytes) -> bytes:
+    if template is None:
+        return msgspec.msgpack.encode(_Reply("unknown"))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        found = template.render(marshal.loads(values))
+        text = _encoded(found.text)
+        return msgspec.msgpack.encode(_Reply("text", text, list(found.generation_spans), list(found.message_begins)))
+    except InputError as error:
+        return msgspec.msgpack.encode(_Reply("input", _encoded(str(error))))
+    except (ConfigError, MemoryError):  # the second where the text is encoded
+        return msgspec.msgpack.encode(_Reply("memory"))
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _address_space_bytes() -> int:
+    try:
+        with Path("/proc/self/statm").open("rb") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # not Linux
+        return 0
+
+
+def _read(given: BinaryIO) -> bytes | None:
+    length = given.read(_LENGTH_BYTES)
+    if len(length) < _LENGTH_BYTES:
+        return None
+    body = given.read(int.from_bytes(length, "little"))
+    return body or None
+
+
+def _write(taken: BinaryIO, reply: bytes) -> None:
+    taken.write(len(reply).to_bytes(_LENGTH_BYTES, "little"))
+    taken.write(reply)
