@@ -76,7 +76,7 @@ def test_all_orders_of_a_small_step_come_equally_often() -> None:
 
 def test_a_draw_is_of_the_seed_and_the_begin_of_the_step() -> None:
     draw = Draw(1, BatchSchedule.of(8), None)
-    assert draw.positions(np.arange(16)).tolist() == [1, 2, 5, 3, 0, 4, 6, 7, 15, 13, 8, 14, 10, 12, 9, 11]
+    assert draw.positions(np.arange(16)).tolist() == [7, 0, 6, 1, 5, 4, 2, 3, 12, 13, 9, 14, 11, 10, 8, 15]
     other = Draw(1, BatchSchedule.of([(0, 5), (1, 3), (2, 8)]), 30)
     assert other.positions(np.arange(8, 16)).tolist() == draw.positions(np.arange(8, 16)).tolist()
     assert replace(draw, key=2).positions(np.arange(8)).tolist() != draw.positions(np.arange(8)).tolist()
