@@ -71,14 +71,15 @@ def test_a_step_that_is_stopped_within_goes_on_with_other_ranks(
 ) -> None:
     """Each takes a part of the samples left, and keeps the deal that it had if it is the same again."""
     first = min(first, size)
+    came = np.random.default_rng(1).permutation(size)[:first]
     taken: list[Leg] = []
     costs = np.zeros(0)
-    seen = list(range(first))
+    seen = came.tolist()
     for world_size, micro, micro_steps, longer in lives:
         # A run that is made longer adds to its last step.
         size += longer
         costs = np.random.default_rng(0).integers(1, 100, size)
-        order = step_order(costs, taken, first=first, world_size=world_size, micro_batch_size=micro)
+        order = step_order(costs, taken, first=came, world_size=world_size, micro_batch_size=micro)
         assert sorted(order.tolist()) == list(range(size))
         assert order[: len(seen)].tolist() == seen, "what was taken stays taken"
         left = np.setdiff1d(np.arange(size), seen)
@@ -92,7 +93,7 @@ def test_a_step_that_is_stopped_within_goes_on_with_other_ranks(
         seen += order[len(seen) : len(seen) + num].tolist()
         before = taken.pop().num_taken if goes_on else 0
         taken.append(Leg(size, world_size, micro, before + num))
-        again = step_order(costs, taken, first=first, world_size=world_size, micro_batch_size=micro)
+        again = step_order(costs, taken, first=came, world_size=world_size, micro_batch_size=micro)
         assert again.tolist() == order.tolist(), "for the same ranks nothing has happened"
 
 

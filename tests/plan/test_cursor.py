@@ -35,7 +35,7 @@ def test_round_trip_is_small_and_json_safe() -> None:
     assert len(text) < 1024
     again = Cursor.from_dict(json.loads(text))
     assert again == cursor(2**62 - 1)
-    again.verify(recipe(), SCHEDULE, None, saved=None)
+    again.verified(recipe(), SCHEDULE, None, saved=None)
 
 
 def test_recipe_round_trip_and_digest() -> None:
@@ -62,15 +62,15 @@ def test_recipe_round_trip_and_digest() -> None:
 def test_a_mismatch_names_the_field(part: str, value: dict[str, Any], line: str) -> None:
     changed = recipe(**{part: value})
     with pytest.raises(StateError) as caught:
-        cursor().verify(changed, SCHEDULE, None, saved=recipe())
+        cursor().verified(changed, SCHEDULE, None, saved=recipe())
     assert line in str(caught.value)
     with pytest.raises(StateError, match=f"{part} differ.*pass the recipe"):
-        cursor().verify(changed, SCHEDULE, None, saved=None)
+        cursor().verified(changed, SCHEDULE, None, saved=None)
 
 
 def test_a_recipe_of_another_state_is_refused() -> None:
     with pytest.raises(StateError, match="not the one that the saved state"):
-        cursor().verify(recipe(), SCHEDULE, None, saved=recipe(order={}))
+        cursor().verified(recipe(), SCHEDULE, None, saved=recipe(order={}))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_recipe_of_another_state_is_refused() -> None:
 )
 def test_what_is_no_state_of_this_run_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(StateError, match=message):
-        Cursor.from_dict({**cursor().to_dict(), **change}).verify(recipe(), SCHEDULE, 50, saved=None)
+        Cursor.from_dict({**cursor().to_dict(), **change}).verified(recipe(), SCHEDULE, 50, saved=None)
 
 
 @pytest.mark.parametrize("name", ["kind", "version", "recipe", "step", "position"])

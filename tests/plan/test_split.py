@@ -60,13 +60,13 @@ def test_disjoint_complete_and_prefixes(
         assert {int(p.steps[j]) for p in parts} == {schedule.step_of(taken)} == {schedule.step_of(after - 1)}
         taken = after
     assert taken >= min(length, position + at_least)
-    assert np.array_equal(np.concatenate([p.positions() for p in parts]).sum(), np.arange(position, taken).sum())
+    assert np.array_equal(np.concatenate([p.slots() for p in parts]).sum(), np.arange(position, taken).sum())
 
 
 def test_megatrons_offsets() -> None:
     """Rank r takes [r*mbs, (r+1)*mbs) of each chunk of mbs*dp: total 20, consumed 4, mbs 2, dp 2."""
     rows = [
-        micro_batches(BatchSchedule.of(4), Share(rank, 2, 2), position=4, end=20, at_least=100).positions()
+        micro_batches(BatchSchedule.of(4), Share(rank, 2, 2), position=4, end=20, at_least=100).slots()
         for rank in (0, 1)
     ]
     assert rows[0].reshape(-1, 2).tolist() == [[4, 5], [8, 9], [12, 13], [16, 17]]
@@ -75,7 +75,7 @@ def test_megatrons_offsets() -> None:
 
 def test_uneven_steps_are_dealt() -> None:
     parts = [micro_batches(BatchSchedule.of(11), Share(rank, 2, 2), position=0, end=11, at_least=11) for rank in (0, 1)]
-    assert [p.positions().tolist() for p in parts] == [[0, 1, 4, 5, 8], [2, 3, 6, 7, 9, 10]]
+    assert [p.slots().tolist() for p in parts] == [[0, 1, 4, 5, 8], [2, 3, 6, 7, 9, 10]]
     few = [micro_batches(BatchSchedule.of(1), Share(rank, 3, 4), position=0, end=2, at_least=9) for rank in range(3)]
     assert [p.sizes.tolist() for p in few] == [[0, 0], [0, 0], [1, 1]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
 
 from headrace.errors import ConfigError
@@ -50,7 +51,12 @@ def _borders(node: Inner) -> list[int]:
 
 
 def check_micro_batches(
-    block_samples: int, schedule: BatchSchedule, length: int | None, share: Share, position: int = 0
+    block_samples: int,
+    schedule: BatchSchedule,
+    length: int | None,
+    share: Share,
+    position: int = 0,
+    places: Sequence[int] = (),
 ) -> None:
     """Refuse micro-batches of which one would hold samples of two blocks.
 
@@ -60,6 +66,7 @@ def check_micro_batches(
         length: of the run.
         share: ranks and micro-batch.
         position: where the run goes on.
+        places: where else blocks are cut, so that no micro-batch may lie across.
 
     Raises:
         ConfigError: the micro-batch does not divide the blocks, or is not whole everywhere.
@@ -70,6 +77,12 @@ def check_micro_batches(
         raise ConfigError(
             f"{block_samples:,} consecutive samples are of one source, and micro-batches of {micro_batch:,} would lie "
             f"in two such blocks; allowed are {allowed}"
+        )
+    if cut := [place for place in (position, *places) if place % micro_batch]:
+        raise ConfigError(
+            f"the run goes on at sample {position:,}, in a step that is cut at {cut[0]:,}, which is no multiple of "
+            f"micro-batches of {micro_batch:,}, so that one would lie in two blocks of {block_samples:,} samples: go on "
+            "with a micro-batch that divides it, or from a state between two steps"
         )
     together = share.world_size * micro_batch
     ends = [*(schedule.begin(first) for first, _ in schedule.pieces[1:]), None]

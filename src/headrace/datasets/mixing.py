@@ -13,17 +13,17 @@ from headrace.errors import ConfigError
 
 
 class MixBatchDataset(Blend):
-    """Every batch holds samples of all sources in their proportions: `Blend` under the name of Energon's class.
+    """A batch holds samples of all sources: `Blend` under the name of Energon's class.
 
-    There the sources are drawn; here each prefix keeps to the weights within 2 samples. How unlike samples become one
-    batch is up to what collates them.
+    There the sources are drawn; here each step keeps to the weights within 2 samples, and which of its samples make one
+    micro-batch is drawn. How unlike samples become one batch is up to what collates them.
     """
 
 
 class BlendDataset(Blend):
     """The source is chosen for ``block_samples`` consecutive samples, so that every micro-batch is of one source.
 
-    Blocks begin at the multiples of that number B. A loader refuses a micro-batch that does not divide B, since it
+    Which ranks take which blocks of a step is drawn. Blocks begin at the multiples of that number B. A loader refuses a micro-batch that does not divide B, since it
     would lie in two blocks. B is part of the recipe of a run; to change it is another order. At every prefix
     each source is within 2 blocks of its share.
 

@@ -26,15 +26,17 @@ from headrace.datasets.trace_run import history_of
 from headrace.encoders import at_positions
 from headrace.errors import ConfigError
 from headrace.plan import (
-    ORDER_FORMAT,
     BatchSchedule,
+    Draw,
     IntArray,
     Leaf,
     Lookup,
     Order,
     Plan,
     Recipe,
+    draw_of,
     node_recipe,
+    order_format,
 )
 from headrace.plan.bucketing import Bucketing
 from headrace.plan.packing import PackingLedger
@@ -173,6 +175,17 @@ class Run:
         They begin at the multiples of that number, so that micro-batches which divide it are of one source each.
         """
         return homogeneous_samples(self.plan.root)
+
+    @cached_property
+    def draw(self) -> Draw | None:
+        """How the slots of each step are drawn, of a mix of several sources; None: each takes its own position.
+
+        Who takes which sample of a step hangs on it, and nothing else: steps, and all that is said of them here, are
+        in the order of positions.
+        """
+        return draw_of(
+            self.plan, self.schedule, self.length, block_samples=self.block_samples, bucketing=self.bucketing
+        )
 
     @property
     def fields(self) -> Fields:
@@ -318,7 +331,7 @@ class Run:
         """
         datasets = zip(self.plan.leaves, self.datasets, strict=True)
         return Recipe(
-            format=dict(ORDER_FORMAT),
+            format=order_format(is_drawn=self.draw is not None),
             dataset={leaf.path: dataset.recipe for leaf, dataset in datasets},
             blend=node_recipe(self.plan.root),
             order=self.order.recipe,

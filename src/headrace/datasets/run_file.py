@@ -14,12 +14,24 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from headrace.datasets.dataset import Dataset
+from headrace.datasets.homogeneous import homogeneous_samples
 from headrace.datasets.run_file_nodes import AnyNode, loaded_node, loaded_shards, saved_node, saved_shards
 from headrace.datasets.trace import Trace
 from headrace.errors import ConfigError, StateError
-from headrace.plan import ORDER_FORMAT, BatchSchedule, Bucketing, Leaf, Order, Plan, Recipe, node_recipe
-from headrace.plan.framed import FRAMED_FORMAT, Lanes
-from headrace.plan.recipe import PARTS
+from headrace.plan import (
+    ORDER_FORMAT,
+    BatchSchedule,
+    Bucketing,
+    Leaf,
+    Order,
+    Plan,
+    Recipe,
+    draw_of,
+    node_recipe,
+    order_format,
+)
+from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
+from headrace.plan.recipe import PARTS, undrawn
 from headrace.stores import SampleStore, Store
 from headrace.stores.json_file import write_json_file
 
@@ -73,7 +85,8 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Those of a framed run, None of any other."""
         if "num_lanes" not in self.batch:
             return None
-        return msgspec.convert({name: self.batch.get(name) for name in Lanes.__struct_fields__}, Lanes)
+        lanes = msgspec.convert({name: self.batch.get(name) for name in Lanes.__struct_fields__}, Lanes)
+        return lanes if self.format["framed"] == 1 else msgspec.structs.replace(lanes, key=lanes_key(self.order.seed))
 
     def trace(self) -> Trace:
         """The plan, to be asked; of a framed run that of its samples, one a step.
@@ -81,17 +94,23 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             StateError: what was written is not what the hashes are of, or is of another version of the algorithms.
         """
-        here = ORDER_FORMAT if "num_lanes" not in self.batch else {**ORDER_FORMAT, "framed": FRAMED_FORMAT}
-        if self.format != here:
+        here = (
+            ORDER_FORMAT if "num_lanes" not in self.batch else {**order_format(is_drawn=False), "framed": FRAMED_FORMAT}
+        )
+        if self.format not in (here, undrawn(here)):
             raise StateError(
                 f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
                 f"Headrace has {here}: use the version that wrote it"
             )
         try:
             plan = Plan(loaded_node(self.plan, [_leaf(source) for source in self.sources]), self.order)
-            schedule, window_steps = self.schedule, _window_steps(self.batch)
+            schedule, bucketing = self.schedule, _bucketing(self.batch)
+            draw = None
             if self.lanes is not None:
                 schedule = BatchSchedule.of(1)
+            elif self.format == ORDER_FORMAT:
+                block_samples = homogeneous_samples(plan.root)
+                draw = draw_of(plan, schedule, self.length, block_samples=block_samples, bucketing=bucketing)
         except (ConfigError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
         recipe = Recipe(
@@ -107,7 +126,8 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"the run from step {self.first_step:,} on was changed since it was written: {', '.join(differing)} "
                 "are not what their hashes say"
             )
-        return Trace(plan, schedule, self.length, window_steps=window_steps)
+        window_steps = None if bucketing is None else bucketing.window_steps
+        return Trace(plan, schedule, self.length, draw=draw, window_steps=window_steps)
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -222,11 +242,11 @@ def _leaf(source: SavedSource) -> Leaf:
     return Leaf(source.path, source.num_samples, loaded_shards(source.shards), source.first_sample)
 
 
-def _window_steps(batch: dict[str, Any]) -> int | None:
+def _bucketing(batch: dict[str, Any]) -> Bucketing | None:
     bucketing = batch.get("bucketing")
     if bucketing is None:
         return None
-    return Bucketing(window_steps=bucketing["window_steps"], group_samples=bucketing["group_samples"]).window_steps
+    return Bucketing(window_steps=bucketing["window_steps"], group_samples=bucketing["group_samples"])
 
 
 def _is_same(one: SavedRun, other: SavedRun) -> bool:

@@ -2,16 +2,19 @@
 
 step N ---- BatchSchedule ----> positions ---- Plan.lookup ----> source, epoch, sample index
 step  <---- BatchSchedule ----- positions <---- Plan.find ------ source, sample index: once an epoch
+
+How far a run has come is a number of slots, which within a step are other positions where slots are drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 
-from headrace.plan import BatchSchedule, IntArray, Limit, Lookup, Node, Plan, leaves
+from headrace.plan import BatchSchedule, Draw, IntArray, Limit, Lookup, Node, Plan, leaves
 
 MAX_TRACED = 1 << 50
 """Positions up to which a run without an end is searched."""
@@ -27,7 +30,7 @@ class Sightings(NamedTuple):
 
     ``positions`` (n,) int64, rising: of the plan, before bucketing has moved them within their windows where `Trace`
     does not know how. ``epochs`` (n,) int64: of the source. ``total``: of all, those among them.
-    ``end``: before which position they are; less than was asked for where that would have taken too long.
+    ``end``: before which slot they are; less than was asked for where that would have taken too long.
     """
 
     positions: IntArray
@@ -43,6 +46,7 @@ class Trace:
         plan: where each position leads.
         schedule: the global batches.
         length: of the run in samples, None without an end.
+        draw: how slots are drawn, if they are.
         window_steps: of a run with bucketing, the steps within which samples change places.
         arranged: (n,) positions -> whose sample each has, where the lengths that decide it are known.
     """
@@ -53,20 +57,41 @@ class Trace:
         schedule: BatchSchedule,
         length: int | None,
         *,
+        draw: Draw | None = None,
         window_steps: int | None = None,
         arranged: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
         self.plan = plan
         self.schedule = schedule
         self.length = length
-        self.window_steps = window_steps
+        self.draw = draw
+        # What is drawn changes places within its step, as what is bucketed does within its window.
+        self._is_bucketed = window_steps is not None
+        self.window_steps = 1 if draw is not None and window_steps is None else window_steps
         self._arranged = arranged
         self._limited = set(_limited(plan.root))
 
     @property
     def is_vague(self) -> bool:
         """Whether a sample is known only to be in one of the steps of a window."""
-        return self.window_steps is not None and self._arranged is None
+        return self._is_bucketed and self._arranged is None
+
+    def slots(self, positions: IntArray) -> IntArray:
+        """(n,) int64: the slot that takes each position, one of its step."""
+        return positions if self.draw is None or self.is_vague else self.draw.slots(positions)
+
+    def positions(self, begin: int, end: int) -> IntArray:
+        """(end - begin,) int64, rising: the positions that some slots of one step take."""
+        slots = np.arange(begin, end, dtype=np.int64)
+        return slots if self.draw is None or self.is_vague else np.sort(self.draw.positions(slots))
+
+    def resumed(self, position: int, ends: tuple[int, ...]) -> Trace:
+        """The same where a saved state says how the slots of its step are drawn."""
+        if self.draw is None or not ends:
+            return self
+        found = copy(self)
+        found.draw = self.draw.resumed(position, ends)
+        return found
 
     def lookup(self, positions: IntArray) -> Lookup:
         """What comes at positions; where it is vague, what the samples of the window are, in no order that is fed."""
@@ -107,7 +132,7 @@ class Trace:
         return MAX_TRACED if self.length is None else self.length
 
     def find(self, source: int, index: int, *, begin: int, end: int, limit: int | None = None) -> Sightings:
-        """The positions in ``[begin, end)`` where a sample comes, the first ``limit`` of them, and their number.
+        """Where a sample comes among the slots ``[begin, end)``: the first ``limit`` positions, and how many there are.
 
         Costs some look-ups for each that is returned, and some for the count; below a `Limit`, which leaves samples
         out, some for every epoch, of which `MAX_EPOCHS` are looked into.
@@ -156,14 +181,15 @@ class Trace:
         return max(position, self.begin(self.window_of(position - 1)[1]))
 
     def _within(self, source: int, index: int, low: int, high: int, begin: int, end: int) -> tuple[IntArray, IntArray]:
-        """Positions and epochs in ``[begin, end)`` of what the plan has in the whole windows ``[low, high)``."""
+        """Of what the plan has in the whole windows ``[low, high)`` positions and epochs, of the slots ``[begin, end)``."""
         seen = self.plan.find(source, index, begin=low, end=high)
         positions = seen.positions
         if self._arranged is not None:
             positions = np.array([self._moved(position) for position in positions.tolist()], dtype=np.int64)
         # Bucketing also brings a later epoch before an earlier one.
         rows = np.argsort(positions, kind="stable")
-        rows = rows[(positions[rows] >= begin) & (positions[rows] < end)]
+        slots = self.slots(positions[rows])
+        rows = rows[(slots >= begin) & (slots < end)]
         return positions[rows], seen.epochs[rows]
 
     def _moved(self, position: int) -> int:

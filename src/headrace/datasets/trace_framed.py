@@ -116,11 +116,11 @@ class FramedHistory:
         """
         lanes = self._lanes
         reached = {lane: self._journal.reached(lane) for lane in range(lanes.num_lanes)}
-        ends = [lanes.begin(lane, frame) * lanes.num_lanes + lane for lane, (frame, _) in reached.items()]
+        ends = [int(lanes.at(lane, np.array([lanes.begin(lane, reached[lane][0])]))[0]) for lane in reached]
         # Of a run with an end, the last frame is followed by none, and its begin is beyond the last position.
         fed = self._stream.sample(source, index, key=key, until_samples=max(ends), limit=limit, origins=origins)
         planned = [
-            one for one in fed.shown if one.position is not None and one.position < ends[one.position % len(ends)]
+            one for one in fed.shown if one.position is not None and one.position < ends[self._lane_of(one.position)]
         ]
         count = len(planned)
         if fed.count > len(fed.shown):
@@ -136,7 +136,7 @@ class FramedHistory:
             except StateError as error:
                 notes.append(f"position {one.position:,}: {error}")
                 continue
-            lane = one.position % lanes.num_lanes
+            lane = self._lane_of(one.position)
             num_frames = lanes.num_frames(lane)
             if after is None and (num_frames is None or reached[lane][0] < num_frames):
                 notes.append(
@@ -154,6 +154,9 @@ class FramedHistory:
             until_step=until + self._shift,
             notes=tuple(dict.fromkeys(notes)),
         )
+
+    def _lane_of(self, position: int) -> int:
+        return int(self._lanes.lanes_of(np.array([position], dtype=np.int64))[0])
 
     def _unit(self, number: int, *, samples: bool, origins: bool) -> TracedUnit | None:
         lanes = self._lanes
@@ -211,7 +214,7 @@ class FramedHistory:
         """A sample in the units that it is in, or may be in."""
         assert fed.position is not None
         lanes = self._lanes
-        lane = fed.position % lanes.num_lanes
+        lane = self._lane_of(fed.position)
         if self._reader is None:
             if after <= first:
                 return []

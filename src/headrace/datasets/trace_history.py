@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,8 @@ _MAX_LOOKS = 1 << 16
 
 @dataclass(frozen=True)
 class Chapter:
-    """One run of a history: it holds from ``first_step`` of the training on, with its own position ``position``.
+    """One run of a history: it holds from ``first_step`` of the training on, with its own position ``position``, from
+    which slot on it gives its samples.
 
     ``recipes`` are those of the datasets, by path; ``face`` opens a source by its number, None where that is not
     possible, with the reason given to `notes`.
@@ -65,9 +66,13 @@ class History:
         self._cursor = None if state is None else self._placed(Cursor.from_dict(state))
 
     def _placed(self, cursor: Cursor) -> tuple[int, int]:
+        """The run of a state and the slots that are taken of it, which is gone on with as the state says."""
         for number in reversed(range(len(self.chapters))):
             chapter = self.chapters[number]
             if dict(chapter.hashes) == cursor.recipe and cursor.position >= chapter.position:
+                trace = chapter.trace.resumed(cursor.position, cursor.drawn_to)
+                chapters = (*self.chapters[:number], replace(chapter, trace=trace), *self.chapters[number + 1 :])
+                self.chapters = chapters
                 return number, cursor.position
         raise StateError(
             f"the saved state, at position {cursor.position:,}, is of none of the {len(self.chapters):,} runs that "
@@ -99,7 +104,7 @@ class History:
         if step < chapter.first_step or low >= high:
             steps = "" if trace.length is None else f" to {trace.schedule.step_of(trace.length - 1) + chapter.shift:,}"
             raise ConfigError(f"there is no step {step:,}: the steps go from {self.chapters[0].first_step:,}{steps}")
-        positions = np.arange(low, high, dtype=np.int64)
+        positions = trace.positions(low, high)
         found = self._traced(number, positions, trace.lookup(positions), topology)
         return self._told([one for one in found if rank is None or one.rank == rank], origins=origins)
 
@@ -269,17 +274,22 @@ class History:
     def _traced(self, number: int, positions: IntArray, found: Lookup, topology: Topology | None) -> list[Traced]:
         chapter = self.chapters[number]
         paths = [leaf.path or "." for leaf in chapter.trace.plan.leaves]
+        slots = chapter.trace.slots(positions)
         columns = zip(
-            positions.tolist(), found.sources.tolist(), found.epochs.tolist(), found.indices.tolist(), strict=True
+            *(column.tolist() for column in (positions, slots, found.sources, found.epochs, found.indices)), strict=True
         )
         return [
             Traced(
-                **self._place(number, position, topology), source=paths[source], epoch=epoch, index=index, run=number
+                **self._place(number, position, slot, topology),
+                source=paths[source],
+                epoch=epoch,
+                index=index,
+                run=number,
             )
-            for position, source, epoch, index in columns
+            for position, slot, source, epoch, index in columns
         ]
 
-    def _place(self, number: int, position: int, topology: Topology | None) -> dict[str, Any]:
+    def _place(self, number: int, position: int, slot: int, topology: Topology | None) -> dict[str, Any]:
         chapter = self.chapters[number]
         trace = chapter.trace
         step = trace.schedule.step_of(position)
@@ -290,12 +300,12 @@ class History:
             if trace.length is not None:
                 beyond = min(beyond, trace.schedule.step_of(trace.length - 1) + 1)
             place = {"step": first + chapter.shift, "last_step": beyond - 1 + chapter.shift, "position": None}
-            position = trace.begin(beyond) - 1
+            slot = trace.begin(beyond) - 1
         elif topology is not None:
-            rank, micro = taken_by(position - begin, end - begin, topology.ranks, topology.micro_batch_size)
+            rank, micro = taken_by(slot - begin, end - begin, topology.ranks, topology.micro_batch_size)
             place |= {"rank": rank, "micro_step": micro}
         if self._cursor is not None:
-            place["seen"] = (number, position) < self._cursor
+            place["seen"] = (number, slot) < self._cursor
         return place
 
     def _told(self, samples: list[Traced], *, origins: bool) -> list[Traced]:

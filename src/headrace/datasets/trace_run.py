@@ -18,7 +18,7 @@ def history_of(run: Run, buckets: Buckets | None) -> History:
     arranged = None if buckets is None else buckets.arranged
     recipe = run.recipe
     chapter = Chapter(
-        trace=Trace(run.plan, run.schedule, run.length, window_steps=window_steps, arranged=arranged),
+        trace=Trace(run.plan, run.schedule, run.length, draw=run.draw, window_steps=window_steps, arranged=arranged),
         hashes=recipe.hashes(),
         recipes=recipe.dataset,
         face=run.datasets.__getitem__,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
 from headrace.loader.costs import Balance, Costs
-from headrace.plan import Cursor, Deal, Dealt, IntArray, Leg, MicroBatches, Share, balanced, step_order, unbalanced
+from headrace.plan import Cursor, Deal, Dealt, Draw, IntArray, Leg, Share, balanced, step_order, unbalanced
 from headrace.plan.balance import DEAL_VERSION
 
 DEALT_POSITIONS = 512
@@ -40,11 +40,17 @@ class StepBalance(NamedTuple):
 
 
 class _Resumed(NamedTuple):
-    """The step that a loaded state was in: how many samples were taken of it as they come, and then in which legs."""
+    """The step that a loaded state was in: the samples of it that were taken without balance, and then in which legs.
+
+    ``first`` is (n,) int64, numbered within the step, in the order of the slots that took them.
+    """
 
     step: int
-    first: int
+    first: IntArray
     taken: tuple[Leg, ...]
+
+
+_NOWHERE = _Resumed(-1, np.zeros(0, dtype=np.int64), ())
 
 
 class Dealing:
@@ -73,7 +79,7 @@ class Dealing:
         self._run = run
         self._share = share
         self._costs = Costs(run, balance)
-        self._resumed = _Resumed(-1, 0, ())
+        self._resumed = _NOWHERE
 
     def start_at(self, position: int) -> None:
         """Begin between two steps.
@@ -81,36 +87,31 @@ class Dealing:
         Raises:
             ConfigError: the position is in the midst of one.
         """
-        if self._offset(position):
-            step = self._run.schedule.step_of(position)
-            begin = self._run.schedule.begin(step)
-            raise ConfigError(
-                f"position {position:,} is within step {step:,}, and how many samples were taken does not tell which, "
-                f"with balance: begin where a step does, as {begin:,}, or load a saved state"
-            )
-        self._resumed = _Resumed(-1, 0, ())
+        check_between_steps(self._run, position, "with balance")
+        self._resumed = _NOWHERE
 
-    def load(self, cursor: Cursor) -> None:
-        """Go on from a saved state.
+    def load(self, cursor: Cursor, draw: Draw | None) -> None:
+        """Go on from a saved state; ``draw``: how the slots were drawn that were taken without balance.
 
         Raises:
             StateError: it was saved within a step that this loader cannot go on with; nothing has changed then.
         """
-        offset = cursor.position - self._run.schedule.begin(cursor.step)
+        begin = self._run.schedule.begin(cursor.step)
         taken = () if cursor.dealt is None else cursor.dealt.taken
-        first = offset - sum(leg.num_taken for leg in taken)
+        first = cursor.position - begin - sum(leg.num_taken for leg in taken)
         if cursor.dealt is not None:
             self._check(cursor.dealt, cursor.step, first)
-        self._resumed = _Resumed(cursor.step, first, taken)
+        slots = np.arange(begin, begin + first, dtype=np.int64)
+        self._resumed = _Resumed(cursor.step, (slots if draw is None else draw.positions(slots)) - begin, taken)
 
     def dealt(self, position: int) -> Dealt | None:
         """What a state must hold besides a position; None between two steps."""
-        if not (offset := self._offset(position)):
+        if not (offset := _offset(self._run, position)):
             return None
         step = self._run.schedule.step_of(position)
         first, taken = self._before(step)
         costs = self._step_costs(step)
-        begin = first + sum(leg.num_taken for leg in taken)
+        begin = len(first) + sum(leg.num_taken for leg in taken)
         mine = (len(costs), self._share.world_size, self._share.micro_batch_size)
         if offset > begin:
             if taken and taken[-1].is_dealt_by(*mine):
@@ -119,13 +120,14 @@ class Dealing:
             taken = (*taken, Leg(*mine, offset - begin))
         return Dealt(costs=_hash(costs[: taken[-1].num_samples]), taken=taken) if taken else None
 
-    def positions(self, planned: MicroBatches) -> IntArray:
-        """(sum of sizes,) int64: the positions of all micro-batches, one after another."""
-        slots = planned.positions()
-        steps = np.repeat(planned.steps, planned.sizes)
+    def positions(self, slots: IntArray) -> IntArray:
+        """(n,) int64: the position that each of some rising slots takes."""
         found = np.empty_like(slots)
-        for step, begin, costs in self._costs_between(int(planned.steps[0]), int(planned.steps[-1])):
-            low, high = np.searchsorted(steps, [step, step + 1]).tolist()
+        if not len(slots):
+            return found
+        first, last = (self._run.schedule.step_of(int(slot)) for slot in slots[[0, -1]])
+        for step, begin, costs in self._costs_between(first, last):
+            low, high = np.searchsorted(slots, [begin, begin + len(costs)]).tolist()
             if low < high:
                 found[low:high] = begin + self._order(step, costs)[slots[low:high] - begin]
         return found
@@ -165,14 +167,8 @@ class Dealing:
                 "each: go on with those it was saved with, or from a state between two steps"
             )
 
-    def _offset(self, position: int) -> int:
-        """How much of its step is taken; 0 where a step begins, and at the end of the run."""
-        if position == self._run.length:
-            return 0
-        return position - self._run.schedule.begin(self._run.schedule.step_of(position))
-
-    def _before(self, step: int) -> tuple[int, tuple[Leg, ...]]:
-        return self._resumed[1:] if step == self._resumed.step else (0, ())
+    def _before(self, step: int) -> tuple[IntArray, tuple[Leg, ...]]:
+        return (self._resumed if step == self._resumed.step else _NOWHERE)[1:]
 
     def _order(self, step: int, costs: NDArray[np.generic]) -> IntArray:
         first, taken = self._before(step)
@@ -190,6 +186,21 @@ class Dealing:
         for step, part in enumerate(parts, first):
             low = int(part[0]) - begin
             yield step, int(part[0]), costs[low : low + len(part)]
+
+
+def _offset(run: Run, position: int) -> int:
+    """How much of its step is taken; 0 where a step begins, and at the end of the run."""
+    return 0 if position == run.length else position - run.schedule.begin(run.schedule.step_of(position))
+
+
+def check_between_steps(run: Run, position: int, why: str) -> None:
+    """Raise ConfigError for a position in the midst of a step, where it does not say which samples were taken."""
+    if _offset(run, position):
+        step = run.schedule.step_of(position)
+        raise ConfigError(
+            f"position {position:,} is within step {step:,}, and how many samples were taken does not tell which, "
+            f"{why}: begin where a step does, as {run.schedule.begin(step):,}, or load a saved state"
+        )
 
 
 def _fits(taken: tuple[Leg, ...], first: int) -> bool:

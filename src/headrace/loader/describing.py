@@ -18,7 +18,7 @@ def describe_span(run: Run, span: Span) -> str:
     positions = span.located.positions
     if not len(positions):
         return f"no samples of step {span.steps[0]:,}"
-    first, last = int(positions[0]), int(positions[-1])
+    first, last = int(positions.min()), int(positions.max())
     origin = _origin(run, span, 0)
     where = f" (the first is {origin})" if origin else ""
     if len(positions) == 1:

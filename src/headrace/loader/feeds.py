@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
+import xxhash
+
 from headrace.datasets import Run
 from headrace.datasets.homogeneous import check_micro_batches
 from headrace.errors import ConfigError, StateError
-from headrace.loader.balancing import Dealing
+from headrace.loader.balancing import Dealing, check_between_steps
 from headrace.loader.costs import Balance
 from headrace.loader.faults import Given, shared_out
 from headrace.loader.packed import add_segments, verify
@@ -21,7 +23,7 @@ from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reader, Reading
 from headrace.loader.spans import divide, pace_of, spans
 from headrace.loader.totals import StepTotals, add_totals
-from headrace.plan import BatchSchedule, Cursor, Share
+from headrace.plan import BatchSchedule, Cursor, Draw, Share
 
 
 class Feed(Protocol):
@@ -68,13 +70,15 @@ class SpanFeed:
         self._has_workers = reading.num_workers > 0
         self._debug = debug
         self.dealing = None if balance is None else Dealing(run, balance, share)
+        # Balance deals the slots itself; what is drawn are then those that were given of a step before it had balance.
+        self._draw = run.draw
 
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
         if self._agrees:
-            agree(self._run, position, self._share, self.dealing)
+            agree(self._run, position, self._share, self._digest)
         pace = pace_of(self._run, self._share, is_here=not self._has_workers)
-        work = spans(self._run, self._share, position, self.dealing, pace)
+        work = spans(self._run, self._share, position, self.dealing or self._draw, pace)
         totals = StepTotals(self._run) if self._run.is_counted else None
         if totals is not None:
             self._run.check_supervised(position)
@@ -92,27 +96,37 @@ class SpanFeed:
                 yield given
 
     def start_at(self, position: int) -> None:
-        """See `Feed.start_at`; raises ConfigError in the midst of a balanced step."""
+        """See `Feed.start_at`; raises ConfigError in the midst of a step that is balanced or drawn."""
         self._check_blocks(position)
         if self.dealing is not None:
             self.dealing.start_at(position)
+        elif self._run.draw is not None:
+            check_between_steps(self._run, position, "as slots of a blend are drawn")
+        self._draw = self._run.draw
 
     def state(self, position: int) -> dict[str, Any]:
         """See `Feed.state`."""
-        return {} if self.dealing is None else {"dealt": self.dealing.dealt(position)}
+        state: dict[str, Any] = {}
+        if self.dealing is not None:
+            state["dealt"] = self.dealing.dealt(position)
+        if self._draw is not None:
+            state["drawn_to"] = self._draw.saved_ends(position)
+        return state
 
     def load(self, cursor: Cursor) -> None:
         """See `Feed.load`."""
         if cursor.lanes:
             raise StateError(f"the saved state holds {len(cursor.lanes)} lanes, and no source of this run has any")
-        self._check_blocks(cursor.position)
+        self._check_blocks(cursor.position, cursor.drawn_to)
+        draw = self._resumed_draw(cursor)
         if self.dealing is not None:
-            self.dealing.load(cursor)
+            self.dealing.load(cursor, draw)
         elif cursor.dealt is not None:
             raise StateError(
                 f"the saved state was taken within step {cursor.step:,}, which was balanced: give the loader the same "
                 "balance, or go on from a state between two steps"
             )
+        self._draw = draw
 
     def describe(self) -> str:
         """See `Feed.describe`."""
@@ -122,11 +136,33 @@ class SpanFeed:
         """See `Feed.close`."""
         self._reader.close()
 
-    def _check_blocks(self, position: int) -> None:
+    def _resumed_draw(self, cursor: Cursor) -> Draw | None:
+        """How the run goes on drawing; raises StateError where it cannot."""
+        draw = self._run.draw
+        if draw is not None:
+            balanced = 0 if cursor.dealt is None else sum(leg.num_taken for leg in cursor.dealt.taken)
+            return draw.resumed(cursor.position - balanced, cursor.drawn_to)
+        if cursor.drawn_to:
+            raise StateError(
+                f"the saved state is damaged: it says drawn_to={list(cursor.drawn_to)}, and this run draws no slots"
+            )
+        return None
+
+    def _digest(self, position: int) -> bytes:
+        """8 bytes, the same on all ranks where they deal what is left of a step alike."""
+        if self.dealing is not None:
+            return self.dealing.digest(position)
+        ends = () if self._draw is None else self._draw.saved_ends(position)
+        return xxhash.xxh3_64_digest(repr(ends).encode()) if ends else bytes(8)
+
+    def _check_blocks(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
         """Raise ConfigError where a micro-batch from a position on would be of two sources, and must not be."""
         run = self._run
-        if run.block_samples is not None:
-            check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position)
+        if run.block_samples is None:
+            return
+        # Blocks that are drawn are those of the whole step, whatever was given of it.
+        places = () if run.draw is None else (run.schedule.locate(position)[1], *drawn_to)
+        check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position, places)
 
 
 def check_uneven(uneven: Literal["deal", "refuse"], schedule: BatchSchedule, length: int | None, share: Share) -> None:

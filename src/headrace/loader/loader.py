@@ -91,7 +91,8 @@ class Loader:
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
         rank, world_size = self.ranks.rank, self.ranks.world_size
         journal = report_path(journal, rank, world_size, what="journal", instead="journal-{rank}.bin")
-        self._feed = self._feed_of(run, reading, balance, debug=debug, journal=journal)
+        self._given, self._journal = run, journal
+        self._feed = self._feed_of(run, reading, balance, debug=debug)
         check_uneven(uneven, run.schedule, self.run.length, self._share)
         self._counting = Counting(report_path(fault_report, rank, world_size))
         self._restart = restart
@@ -109,10 +110,9 @@ class Loader:
         balance: Balance | None,
         *,
         debug: bool,
-        journal: str | None,
     ) -> Feed:
         if isinstance(run, Run):
-            if journal is not None:
+            if self._journal is not None:
                 raise ConfigError(
                     "a journal is of the frames of a FramedRun; what a Run feeds is known without: Run.save"
                 )
@@ -124,7 +124,7 @@ class Loader:
             raise ConfigError("balance deals samples by what is known of them before; of a FramedRun nothing is")
         # Hooks that draw random numbers cannot run in threads, so none are taken unless they are asked for.
         self.reading = reading or Reading(num_threads=0)
-        return FramedFeed(run, self.ranks, self._share, self.reading, journal=journal)
+        return FramedFeed(run, self.ranks, self._share, self.reading, journal=self._journal)
 
     @property
     def position(self) -> int:
@@ -235,8 +235,15 @@ class Loader:
         """
         saved = recipe if isinstance(recipe, Recipe) or recipe is None else load_recipe(recipe)
         cursor = Cursor.from_dict(state)
-        cursor.verify(self.run.recipe, self.run.schedule, self.run.length, saved=saved)
-        self._feed.load(cursor)
+        run = self._given if isinstance(self._given, Run) else self._given.as_saved(cursor.recipe)
+        cursor = cursor.verified(run.recipe, run.schedule, run.length, saved=saved)
+        feed = self._feed
+        if isinstance(run, FramedRun) and isinstance(self.run, FramedRun) and run.lanes != self.run.lanes:
+            feed = FramedFeed(run, self.ranks, self._share, self.reading, journal=self._journal)
+        feed.load(cursor)
+        if feed is not self._feed:
+            self._feed.close()
+        self.run, self._feed = run, feed
         self._position = cursor.position
         self._loaded = True
         self._ended = False
@@ -246,7 +253,8 @@ class Loader:
         """Go on after the first ``position`` samples, Megatron's ``consumed_samples``, without a saved state.
 
         Raises:
-            ConfigError: the run has no such position, or it is within a step and balanced; nothing has changed then.
+            ConfigError: the run has no such position, or it is within a step that is balanced, or of a blend; nothing
+                has changed then.
         """
         position = index(position)
         last = self.run.length

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +13,6 @@ import torch.distributed as dist
 
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
-from headrace.loader.balancing import Dealing
 from headrace.loader.exchange import all_gathered, is_alone
 from headrace.plan import Share
 
@@ -102,10 +102,11 @@ def _distributed() -> bool:
 _AGREED = struct.Struct("<24sQQQ8sQ")
 
 
-def agree(run: Run | FramedRun, position: int, share: Share, dealing: Dealing | None = None) -> None:
+def agree(run: Run | FramedRun, position: int, share: Share, dealing: Callable[[int], bytes] | None = None) -> None:
     """One all-gather of 64 bytes over all processes, when there are several: the same run, and ranks that fit together.
 
-    24 of them are of the hash of the recipe, and 8 are a hash of how the step is balanced.
+    24 of them are of the hash of the recipe, and 8 are what ``dealing`` gives for the position, a hash of how what is
+    left of the step is dealt.
 
     Raises:
         StateError: the processes differ in recipe, position, world size, micro-batch or balance, or a data-parallel
@@ -114,8 +115,8 @@ def agree(run: Run | FramedRun, position: int, share: Share, dealing: Dealing | 
     if is_alone():
         return
     recipe = run.recipe.digest()[:24]
-    balance = bytes(8) if dealing is None else dealing.digest(position)
-    packed = _AGREED.pack(recipe, position, share.world_size, share.micro_batch_size, balance, share.rank)
+    dealt = bytes(8) if dealing is None else dealing(position)
+    packed = _AGREED.pack(recipe, position, share.world_size, share.micro_batch_size, dealt, share.rank)
     columns = list(zip(*map(_AGREED.unpack, all_gathered(packed)), strict=True))
     # What balance comes to depends on the others, so it is looked at last.
     for what, values in zip(("recipe", "position", "world size", "micro-batch size", "balance"), columns, strict=False):

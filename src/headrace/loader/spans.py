@@ -16,7 +16,7 @@ from headrace.datasets.media.collating import Allocate
 from headrace.loader.balancing import DEALT_POSITIONS, Dealing
 from headrace.loader.pace import Pace
 from headrace.loader.ragged import divide_ragged, is_ragged, read_ragged
-from headrace.plan import Share, micro_batches
+from headrace.plan import Draw, Share, micro_batches
 
 PLAN_POSITIONS = 8192
 """Positions planned at a time."""
@@ -31,8 +31,8 @@ Memory = Sample | Allocate | None
 class Span(NamedTuple):
     """Consecutive micro-batches of one rank: the samples to read, and how they divide.
 
-    ``sizes[i]`` rows belong to micro-batch i of global step ``steps[i]``; after it the run has come to position
-    ``afters[i]``.
+    ``sizes[i]`` rows belong to micro-batch i of global step ``steps[i]``; after it ``afters[i]`` slots of the run are
+    given. ``located`` has the positions that they take.
     """
 
     located: Located
@@ -47,18 +47,19 @@ def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
 
 
 def spans(
-    run: Run, share: Share, position: int, dealing: Dealing | None = None, pace: Pace | None = None
+    run: Run, share: Share, position: int, dealing: Dealing | Draw | None = None, pace: Pace | None = None
 ) -> Iterator[Span]:
-    """All spans of a rank from ``position`` to the end of the run, of balanced steps as they are dealt."""
+    """All spans of a rank from ``position`` to the end of the run; ``dealing`` says which positions slots take."""
     pace = pace or pace_of(run, share)
     # The first plan is small, so that the first batch comes at once.
     wanted = PLAN_POSITIONS // 16
     while True:
-        at_least = wanted * share.world_size if dealing is None else DEALT_POSITIONS
+        at_least = DEALT_POSITIONS if isinstance(dealing, Dealing) else wanted * share.world_size
         planned = micro_batches(run.schedule, share, position=position, end=run.length, at_least=at_least)
         if not len(planned):
             return
-        located = run.locate(planned.positions() if dealing is None else dealing.positions(planned))
+        slots = planned.slots()
+        located = run.locate(slots if dealing is None else dealing.positions(slots))
         sizes, steps, afters = planned.sizes.tolist(), planned.steps.tolist(), planned.afters.tolist()
         row = 0
         first = 0

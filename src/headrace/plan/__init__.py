@@ -1,6 +1,6 @@
 """Where every sample of a run comes from, as pure integer arithmetic on int64: no I/O, no state, no torch.
 
-    position ---- BatchSchedule, Share ----> step N, rank r, micro-step j take the positions [b, b + m)
+    position <--- Draw --- slot <--- BatchSchedule, Share --- step N, rank r, micro-step j: the slots [b, b + m)
        |
        +-- Plan: tree of nodes (source, rank) -> epoch -> Order (permutation) --> (source, epoch, sample index)
                  and back, for where a sample is seen
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from headrace.plan.order import Order
     from headrace.plan.permutation import permute, unpermute
     from headrace.plan.quality import OrderQuality, order_quality
-    from headrace.plan.recipe import ORDER_FORMAT, Recipe
+    from headrace.plan.recipe import ORDER_FORMAT, Recipe, order_format
     from headrace.plan.recipe_of_nodes import node_recipe
     from headrace.plan.schedule import BatchSchedule
     from headrace.plan.shards import Shards
+    from headrace.plan.slots import Draw, draw_of
     from headrace.plan.split import MicroBatches, Share, micro_batches
     from headrace.plan.step_deal import Leg, step_order
     from headrace.plan.subset import Subset
@@ -57,6 +58,7 @@ _HOMES = {
     "Cursor": "headrace.plan.cursor",
     "Deal": "headrace.plan.balance",
     "Dealt": "headrace.plan.cursor",
+    "Draw": "headrace.plan.slots",
     "Inner": "headrace.plan.nodes",
     "IntArray": "headrace.plan.keys",
     "KeyArray": "headrace.plan.keys",
@@ -83,12 +85,14 @@ _HOMES = {
     "costs_of": "headrace.plan.balance",
     "counts_until": "headrace.plan.blend",
     "derive_array": "headrace.plan.keys",
+    "draw_of": "headrace.plan.slots",
     "exact_weights": "headrace.plan.arithmetic",
     "leaf_counts": "headrace.plan.nodes",
     "leaves": "headrace.plan.nodes",
     "linear_ramp": "headrace.plan.weight_ramp",
     "micro_batches": "headrace.plan.split",
     "node_recipe": "headrace.plan.recipe_of_nodes",
+    "order_format": "headrace.plan.recipe",
     "order_quality": "headrace.plan.quality",
     "permute": "headrace.plan.permutation",
     "quantised": "headrace.plan.blend",
@@ -108,6 +112,7 @@ __all__ = [
     "Cursor",
     "Deal",
     "Dealt",
+    "Draw",
     "Inner",
     "IntArray",
     "KeyArray",
@@ -133,12 +138,14 @@ __all__ = [
     "costs_of",
     "counts_until",
     "derive_array",
+    "draw_of",
     "exact_weights",
     "leaf_counts",
     "leaves",
     "linear_ramp",
     "micro_batches",
     "node_recipe",
+    "order_format",
     "order_quality",
     "permute",
     "quantised",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import StateError
-from headrace.plan.recipe import PARTS, Recipe
+from headrace.plan.recipe import PARTS, Recipe, undrawn
 from headrace.plan.schedule import BatchSchedule
 from headrace.plan.step_deal import Leg
 
@@ -38,10 +38,11 @@ class Dealt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that must be saved to go on exactly: a few hundred bytes, the same on every rank unless there are lanes.
 
-    ``position`` counts the samples that all ranks together have been given; ``step`` is the global step that the next
-    sample belongs to. ``recipe`` holds a hash for each part of the recipe. ``lanes`` are those of sources whose facts
-    are known only while running, of one rank or of all; it is empty for all others, and at the beginning. ``dealt`` is
-    for a balanced step, within it only.
+    ``position`` counts the samples that all ranks were given together: the first slots of its step, and all before.
+    ``step`` is the global step that the next sample belongs to. ``recipe`` holds a hash for each part of the recipe.
+    ``lanes`` are those of sources whose facts are known only while running, of one rank or of all; it is empty for all
+    others, and at the beginning. ``dealt`` is for a balanced step, within it only. ``drawn_to`` is for a blend, within
+    a last step that is short only: the lengths of the run up to which its slots were drawn, see `Draw`.
     """
 
     version: int = VERSION
@@ -50,6 +51,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     position: int
     lanes: tuple[dict[str, Any], ...] = ()
     dealt: Dealt | None = None
+    drawn_to: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The cursor as plain dicts, lists, strings and integers, safe for JSON and for ``torch.save``."""
@@ -59,6 +61,10 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             del state["dealt"]
         else:
             state["dealt"]["taken"] = [list(leg) for leg in self.dealt.taken]
+        if self.drawn_to:
+            state["drawn_to"] = list(self.drawn_to)
+        else:
+            del state["drawn_to"]
         return {"kind": "headrace.cursor", **state}
 
     @classmethod
@@ -77,16 +83,25 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         except msgspec.ValidationError as error:
             raise StateError(f"the saved state is damaged: {error}") from error
 
-    def verify(self, recipe: Recipe, schedule: BatchSchedule, length: int | None, *, saved: Recipe | None) -> None:
-        """Raise StateError unless this cursor is of a run of ``recipe``; ``saved`` tells which field differs."""
-        hashes = recipe.hashes()
+    def verified(self, recipe: Recipe, schedule: BatchSchedule, length: int | None, *, saved: Recipe | None) -> Cursor:
+        """This cursor, as the run of ``recipe`` has it; ``saved`` tells which field differs where it is of another.
+
+        One that was saved before slots were drawn is of the same run, as steps have the same samples.
+
+        Raises:
+            StateError: it is of another run, or damaged; or it was saved before slots were drawn, and within a step.
+        """
+        before = msgspec.structs.replace(recipe, format=undrawn(recipe.format))
+        is_before = before != recipe and self.recipe.get("format") == before.hashes()["format"]
+        expected = before if is_before else recipe
+        hashes = expected.hashes()
         if self.recipe.keys() != hashes.keys():
             raise StateError(f"the saved state hashes the parts {sorted(self.recipe)}; expected {sorted(PARTS)}")
         if saved is not None and saved.hashes() != self.recipe:
             raise StateError("the saved recipe is not the one that the saved state was taken under")
         if differing := [part for part in PARTS if self.recipe[part] != hashes[part]]:
             if saved is not None:
-                detail = "\n  ".join(["", *recipe.differences(saved)])
+                detail = "\n  ".join(["", *expected.differences(saved)])
             else:
                 meant = "; ".join(f"{part}: {_MEANING[part]}" for part in differing)
                 detail = (
@@ -104,3 +119,18 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"the saved state says step {self.step} at position {self.position}, which is in step "
                 f"{schedule.step_of(self.position)} of this run"
             )
+        return self._drawn(recipe, schedule, length) if is_before else self
+
+    def _drawn(self, recipe: Recipe, schedule: BatchSchedule, length: int | None) -> Cursor:
+        """The same in a run whose slots are drawn; so far each took the position of its own number."""
+        begin = schedule.begin(self.step)
+        dealt = 0 if self.dealt is None else sum(leg.num_taken for leg in self.dealt.taken)
+        if self.position not in (begin + dealt, length):
+            raise StateError(
+                f"the saved state was taken within step {self.step:,}, at position {self.position:,}, by a version of "
+                "Headrace that dealt the samples of a blend's step to the ranks in turn; here they are drawn (split "
+                f"{recipe.format['split']}), so that what is left of that step would be other samples. Go on from a "
+                f"state between two steps, as after position {begin:,}, or end this step with the version that saved it"
+            )
+        drawn_to = (self.position,) if self.position > begin + dealt else ()
+        return msgspec.structs.replace(self, recipe=recipe.hashes(), drawn_to=drawn_to)

@@ -50,25 +50,32 @@ def unpermute(elements: IntArray, length: int, keys: int | KeyArray) -> IntArray
     return _apply(elements, length, keys, inverse=True)
 
 
-def permute_each(ranks: IntArray, lengths: IntArray, keys: KeyArray) -> IntArray:
+def permute_each(ranks: IntArray, lengths: IntArray, keys: KeyArray, rows: IntArray | None = None) -> IntArray:
     """(n,) int64: the same with a length of its own for each rank; ``lengths`` (n,) int64, each from 1 to 2^32.
 
-    A Feistel network whatever the length, about 0.3 us a rank: for exchanges among many small groups at once. The
-    permutations of a tiny length are not all equally likely.
+    Where many ranks have a length and a key in common, ``lengths`` and ``keys`` are (m,), one for each group, and
+    ``rows`` (n,) int64 the group of each rank: about 0.1 us a rank, and 0.3 us without.
+
+    A Feistel network whatever the length: for exchanges among many small groups at once. The permutations of a tiny
+    length are not all equally likely.
     """
-    return _each(ranks, lengths, keys, inverse=False)
+    return _each(ranks, lengths, keys, rows, inverse=False)
 
 
-def unpermute_each(elements: IntArray, lengths: IntArray, keys: KeyArray) -> IntArray:
+def unpermute_each(elements: IntArray, lengths: IntArray, keys: KeyArray, rows: IntArray | None = None) -> IntArray:
     """(n,) int64: the rank of each of ``elements``; undoes ``permute_each`` at the same cost."""
-    return _each(elements, lengths, keys, inverse=True)
+    return _each(elements, lengths, keys, rows, inverse=True)
 
 
-def _each(values: IntArray, lengths: IntArray, keys: KeyArray, *, inverse: bool) -> IntArray:
+def _each(values: IntArray, lengths: IntArray, keys: KeyArray, rows: IntArray | None, *, inverse: bool) -> IntArray:
     left_bases = np.sqrt((lengths - 1).astype(np.float64)).astype(np.int64) + 1
     right_bases = -(-lengths // left_bases)
     bases = left_bases.astype(np.uint64), right_bases.astype(np.uint64)
     rounds = _round_keys(keys)
+    if rows is not None:
+        bases = bases[0][rows], bases[1][rows]
+        rounds = [key[rows] for key in rounds]
+        lengths = lengths[rows]
     result = _rounds(values, *bases, rounds, inverse=inverse)
     outside = np.flatnonzero(result >= lengths)
     while outside.size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -12,8 +12,21 @@ from headrace.errors import StateError
 
 PARTS = ("format", "dataset", "blend", "order", "batch")
 
-ORDER_FORMAT = {"order": 1, "blend": 1, "split": 1}
-"""Versions of the algorithms behind the plan; a change that alters any sample's place raises one of them."""
+ORDER_FORMAT = {"order": 1, "blend": 1, "split": 2}
+"""Versions of the algorithms behind the plan; a change that alters any sample's place raises one of them.
+
+``split`` is 1 where every slot of a step takes the position of its own number, and 2 where slots are drawn.
+"""
+
+
+def order_format(*, is_drawn: bool) -> dict[str, Any]:
+    """The versions that a run goes by; ``is_drawn``: whether the slots of its steps are."""
+    return dict(ORDER_FORMAT) if is_drawn else undrawn(ORDER_FORMAT)
+
+
+def undrawn(versions: Mapping[str, Any]) -> dict[str, Any]:
+    """The versions by which the same run went before slots, and positions of lanes, were drawn."""
+    return {**versions, **{name: 1 for name in ("split", "framed") if name in versions}}
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from operator import index
 
 import msgspec
+import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.plan.keys import IntArray
 from headrace.plan.ramp_up import ramp_up_pieces
 
 
@@ -86,6 +88,18 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return step, piece_begin + (step - first) * size, size, None if end is None else end - step
             piece_begin += (end - first) * size
         raise ConfigError(f"no position {position}")  # pragma: no cover - the last piece has no end
+
+    def bounds(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Of each of (n,) int64 positions the first one of its step, and the first one of the next step; both (n,)."""
+        sizes = np.array([size for _, size in self.pieces], dtype=np.int64)
+        if len(sizes) == 1:
+            begins = positions - positions % sizes[0]
+            return begins, begins + sizes[0]
+        steps = np.array([step for step, _ in self.pieces], dtype=np.int64)
+        firsts = np.append(0, np.cumsum(np.diff(steps) * sizes[:-1]))
+        pieces = np.searchsorted(firsts, positions, side="right") - 1
+        begins = positions - (positions - firsts[pieces]) % sizes[pieces]
+        return begins, begins + sizes[pieces]
 
     def _end_step(self, piece: int) -> int | None:
         return self.pieces[piece + 1][0] if piece + 1 < len(self.pieces) else None

@@ -1,13 +1,16 @@
-"""The split of a step's positions over data-parallel ranks and micro-steps.
+"""The split of a step's slots over data-parallel ranks and micro-steps.
 
 Micro-step j of rank r of R takes the micro-batch at offset (j*R + r)*M of the step, as Megatron does. Where R*M does
-not divide the step, the L positions left for the last micro-step are dealt as [floor(rL/R), floor((r+1)L/R)) to rank r.
+not divide the step, the L slots left for the last micro-step are dealt as [floor(rL/R), floor((r+1)L/R)) to rank r.
 
-    step of 11 positions, R = 2 ranks, M = 2     rank 0: [0 1] [4 5] [8]
-                                                 rank 1: [2 3] [6 7] [9 10]
+    step of 11 slots, R = 2 ranks, M = 2     rank 0: [0 1] [4 5] [8]
+                                             rank 1: [2 3] [6 7] [9 10]
 
-After each micro-step the ranks together have taken a prefix of the step. So a position is the whole state even in the
-middle of a step, and what is left of a step can be split anew over other ranks and micro-batches.
+After each micro-step the ranks together have taken a prefix of the slots. So their number is the whole state even in
+the middle of a step, and what is left of a step can be split anew over other ranks and micro-batches.
+
+Slots are numbered as positions are, and each takes the position of its own number, unless they are drawn (`slots`) or
+balanced (`step_deal`).
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ class Share:
 class MicroBatches:
     """Consecutive micro-batches of one rank; all arrays are (n,) int64.
 
-    ``begins`` and ``sizes``: the positions ``[begin, begin + size)`` of each, a size may be 0 in the last micro-step of
-    an uneven step; ``steps``: the step of each; ``afters``: the run's position once all ranks have taken this one.
+    ``begins`` and ``sizes``: the slots ``[begin, begin + size)`` of each, a size may be 0 in the last micro-step of an
+    uneven step; ``steps``: the step of each; ``afters``: how many slots of the run are taken once all ranks have it.
     """
 
     begins: IntArray
@@ -49,8 +52,8 @@ class MicroBatches:
     def __len__(self) -> int:
         return len(self.begins)
 
-    def positions(self) -> IntArray:
-        """(sum of sizes,) int64: the positions of all micro-batches, one after another."""
+    def slots(self) -> IntArray:
+        """(sum of sizes,) int64: the slots of all micro-batches, one after another."""
         ends = np.cumsum(self.sizes)
         within = np.arange(ends[-1] if len(self) else 0, dtype=np.int64)
         shift: IntArray = np.repeat(self.begins - (ends - self.sizes), self.sizes)
@@ -60,9 +63,10 @@ class MicroBatches:
 def micro_batches(
     schedule: BatchSchedule, share: Share, *, position: int, end: int | None, at_least: int
 ) -> MicroBatches:
-    """The micro-batches of a rank from ``position`` on: whole steps over ``at_least`` positions, or to the ``end``.
+    """The micro-batches of a rank from ``position`` on: whole steps over ``at_least`` slots, or to the ``end``.
 
-    ``position`` may lie within a step (after any micro-step of any split); ``end`` is the length of the run or None.
+    ``position`` is how many slots are taken, also within a step (after any micro-step of any split); ``end`` is the
+    length of the run or None.
     """
     parts: list[MicroBatches] = []
     target = position + at_least if end is None else min(position + at_least, end)
@@ -87,7 +91,7 @@ def micro_batches(
 
 
 def taken_by(offset: int, size: int, world_size: int, micro_batch_size: int) -> tuple[int, int]:
-    """The rank and the micro-step that take the position at an offset of a step of ``size`` positions.
+    """The rank and the micro-step that take the slot at an offset of a step of ``size`` slots.
 
     Where a run goes on in the middle of a step, offset and size are those of what is left of it.
     """
@@ -95,12 +99,12 @@ def taken_by(offset: int, size: int, world_size: int, micro_batch_size: int) -> 
     micro_step, within = divmod(offset, together)
     if (left := size - micro_step * together) >= together:
         return within // micro_batch_size, micro_step
-    # The last rank whose part begins at the position or before it: floor(r * left / ranks) <= within.
+    # The last rank whose part begins at the slot or before it: floor(r * left / ranks) <= within.
     return -(-(within + 1) * world_size // left) - 1, micro_step
 
 
 def _steps(step: int, position: int, size: int, num_steps: int, share: Share) -> MicroBatches:
-    """A rank's micro-batches of ``num_steps`` equal steps of ``size`` positions from ``position`` on."""
+    """A rank's micro-batches of ``num_steps`` equal steps of ``size`` slots from ``position`` on."""
     together = share.world_size * share.micro_batch_size
     full = size // together
     offsets = np.arange(full, dtype=np.int64) * together + share.rank * share.micro_batch_size

@@ -38,20 +38,27 @@ class Leg(NamedTuple):
 
 
 def step_order(
-    costs: NDArray[Any], taken: Sequence[Leg] = (), *, first: int = 0, world_size: int, micro_batch_size: int
+    costs: NDArray[Any],
+    taken: Sequence[Leg] = (),
+    *,
+    first: IntArray | None = None,
+    world_size: int,
+    micro_batch_size: int,
 ) -> IntArray:
     """(num_samples,) int64: the sample, numbered within the step, that each slot takes; a permutation.
 
-    ``costs`` are (num_samples,). The first slots are those that were taken before: ``first`` samples as they come, then
-    those of each leg; the others are what these ranks make of the rest.
+    ``costs`` are (num_samples,). The first slots are those that were taken before: those of ``first``, (n,) int64,
+    without balance, then those of each leg; the others are what these ranks make of the rest.
     """
     order = np.arange(len(costs), dtype=np.int64)
     is_left = np.ones(len(costs), dtype=bool)
-    is_left[:first] = False
+    begin = 0 if first is None else len(first)
+    if first is not None:
+        order[:begin] = first
+        is_left[first] = False
     legs = list(taken)
     if not (legs and legs[-1].is_dealt_by(len(costs), world_size, micro_batch_size)):
         legs.append(Leg(len(costs), world_size, micro_batch_size, len(costs)))
-    begin = first
     for leg in legs:
         left = np.flatnonzero(is_left[: leg.num_samples])
         deal = balanced(costs[left], world_size=leg.world_size, micro_batch_size=leg.micro_batch_size)

@@ -73,6 +73,14 @@ class JournalFile:
         return OutputError(f"{self._path}: the journal cannot be written: {error.strerror}")
 
 
+def are_journals_of(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str]) -> bool:
+    """Whether all of some files that can be read are journals of a run with these hashes."""
+    try:
+        return all(Path(path).read_bytes()[:_HEAD_BYTES] == head_of(hashes) for path in paths)
+    except OSError:
+        return False
+
+
 def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str], lanes: Lanes) -> Journal:
     """The journals of all ranks of a run, and of all its starts, as one.
 

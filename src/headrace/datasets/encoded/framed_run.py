@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from headrace.datasets.encoded.frame_journal import read_journals
+import msgspec
+
+from headrace.datasets.encoded.frame_journal import are_journals_of, read_journals
 from headrace.datasets.encoded.framed import Framed
 from headrace.datasets.encoded.framed_keys import parsed
 from headrace.datasets.encoded.framed_sources import FramedSources
@@ -18,9 +22,10 @@ from headrace.datasets.run import Located, Run
 from headrace.datasets.run_file import save_run
 from headrace.datasets.trace_answers import Times, TracedUnit
 from headrace.datasets.trace_history import SHOWN
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StateError
 from headrace.plan import BatchSchedule, IntArray, Order, Recipe
-from headrace.plan.framed import FRAMED_FORMAT, Figures, Framing, Lanes, LaneState, beginning, serving
+from headrace.plan.framed import Figures, Framing, Lanes, LaneState, beginning, lanes_key, serving
+from headrace.plan.slots import draws
 
 if TYPE_CHECKING:
     from headrace.datasets.trace_framed import FramedHistory
@@ -29,8 +34,9 @@ if TYPE_CHECKING:
 class FramedRun:
     """All that decides which units make step N: units [N G, (N + 1) G). Ranks and workers are not part of it.
 
-    The samples of the mix come in the order of `Run`; position p of them belongs to lane p modulo ``num_lanes``, and so
-    does unit u of the run. A lane makes its units of its own samples alone, so that nobody has to ask another.
+    The samples of the mix come in the order of `Run`. Unit u of the run is of lane u modulo ``num_lanes``, and so is
+    position p of the samples, but that in a blend the ``num_lanes`` positions of a turn are drawn. A lane makes its
+    units of its own samples alone, so that nobody has to ask another.
 
     ``epochs`` or ``samples`` say how many samples are fed, as those of `Run`; how many units that makes shows at the
     end, where lanes run out one after another. ``steps`` says how many steps are taken; a run that has fewer units ends
@@ -66,11 +72,13 @@ class FramedRun:
         self.data = data
         self.schedule = BatchSchedule.of(global_batch_size)
         self.stream = Run(data.data, global_batch_size=1, order=order, epochs=epochs, samples=samples)
+        plan = self.stream.plan
         lanes = Lanes.of(
             self.schedule,
             frame_positions=data.frame_positions,
             num_lanes=num_lanes,
             num_positions=self.stream.length,
+            key=lanes_key(plan.order.seed) if draws(plan) else None,
         )
         self.framing = Framing(lanes, data.form, data.seed, data.most_empty_positions)
         self.num_steps = None if steps is None else index(steps)
@@ -159,7 +167,7 @@ class FramedRun:
         made = {"kind": "framed", **self.data.recipe["encoder"]}
         lanes = self.lanes
         return Recipe(
-            format={**stream.format, "framed": FRAMED_FORMAT},
+            format={**stream.format, "framed": lanes.format},
             dataset={path: {**made, "dataset": recipe} for path, recipe in stream.dataset.items()},
             blend=stream.blend,
             order=stream.order,
@@ -172,6 +180,24 @@ class FramedRun:
                 "num_positions": lanes.num_positions,
             },
         )
+
+    def as_saved(self, hashes: Mapping[str, str]) -> FramedRun:
+        """This run; or the same as it was before positions were drawn, if these are the hashes of its recipe.
+
+        A lane cannot go on with drawn positions where it took them in turn, as lanes are not equally far. So a run that
+        began so goes on so.
+        """
+        if self.lanes.key is None:
+            return self
+        before = self._in_turn()
+        return before if before.recipe.hashes() == hashes else self
+
+    def _in_turn(self) -> FramedRun:
+        """The same run whose lanes take positions in turn."""
+        lanes = msgspec.structs.replace(self.lanes, key=None)
+        before = copy(self)
+        before.framing = replace(self.framing, lanes=lanes)
+        return before
 
     def save(self, path: str | os.PathLike[str], *, position: int | None = None, step: int | None = None) -> None:
         """Write all that says what comes when, for ``headrace trace``, see `Run.save`; ``position`` counts units.
@@ -197,8 +223,16 @@ class FramedRun:
                 f"{type(self.data.encoder).__name__}.{self.not_stateless} is not marked @stateless: it may depend on"
                 " what ran before, so that no frame can be made again; mark it, or ask `headrace trace`"
             )
-        journal = read_journals(journals, self.recipe.hashes(), self.lanes)
-        return FramedHistory(self.stream.history, self.lanes, self.schedule, journal, reader=self.reader)
+        paths = list(journals)
+        run = self
+        try:
+            journal = read_journals(paths, run.recipe.hashes(), run.lanes)
+        except StateError:
+            run = self._in_turn()
+            if not are_journals_of(paths, run.recipe.hashes()):
+                raise
+            journal = read_journals(paths, run.recipe.hashes(), run.lanes)
+        return FramedHistory(run.stream.history, run.lanes, run.schedule, journal, reader=run.reader)
 
     def trace_step(self, step: int, *, journals: Iterable[str | os.PathLike[str]]) -> list[TracedUnit]:
         """The units of a step, in order, and the samples in each. One frame of each of its lanes is encoded again.

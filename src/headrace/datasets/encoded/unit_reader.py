@@ -167,13 +167,15 @@ class UnitReader:
             self._next.pop(lane, None)
             self._ahead.pop(lane, None)
         if left:
-            num_lanes = self.run.lanes.num_lanes
-            self._faults = {pair: log for pair, log in self._faults.items() if pair[0] % num_lanes not in left}
-            self._held.drop(lambda key: _position(key) % num_lanes in left)
+            self._faults = {pair: log for pair, log in self._faults.items() if self._lane_of(pair[0]) not in left}
+            self._held.drop(lambda key: self._lane_of(_position(key)) in left)
 
     def forget(self, number: int) -> None:
         """The first ``number`` units of the run are delivered: states before them are not needed."""
         self._walk.forget(number)
+
+    def _lane_of(self, position: int) -> int:
+        return int(self.run.lanes.lanes_of(np.array([position], dtype=np.int64))[0])
 
     def _unit(self, number: int) -> Unit | None:
         num_lanes = self.run.lanes.num_lanes
@@ -248,14 +250,15 @@ class UnitReader:
     def _located(self, positions: IntArray) -> Located:
         """Where the samples at positions of a lane are; those after them are looked up with them, for later frames."""
         lanes = self.run.lanes
-        lane = int(positions[0]) % lanes.num_lanes
+        lane = int(lanes.lanes_of(positions[:1])[0])
         found = self._ahead.get(lane)
         rows = np.zeros(0, dtype=np.int64) if found is None else np.searchsorted(found.positions, positions)
         if found is None or rows[-1] == len(found.positions) or (found.positions[rows] != positions).any():
-            end = int(positions[-1]) + lanes.num_lanes * max(1, _AHEAD - len(positions))
-            end = end if lanes.num_positions is None else min(end, lanes.num_positions)
-            more = np.arange(positions[-1] + lanes.num_lanes, end, lanes.num_lanes, dtype=np.int64)
-            found = self._ahead[lane] = self.run.locate(np.concatenate([positions, more]))
+            first = int(positions[-1]) // lanes.num_lanes + 1
+            length = lanes.lane_positions(lane)
+            end = first + max(0, _AHEAD - len(positions) - 1)
+            more = np.arange(first, end if length is None else min(end, length), dtype=np.int64)
+            found = self._ahead[lane] = self.run.locate(np.concatenate([positions, lanes.at(lane, more)]))
             rows = np.arange(len(positions), dtype=np.int64)
         return Located(positions, found.sources[rows], found.addresses[rows])
 

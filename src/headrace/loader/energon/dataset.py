@@ -96,6 +96,11 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
             schedule = BatchSchedule.of([(0, position), (1, self.together)] if position else self.together)
         return Run(self.stream.data, global_batch_size=schedule, order=self.stream.order, samples=end)
 
+    def ends_at(self, position: int) -> tuple[int, ...]:
+        """Of a position before which all samples were given: itself, if it is within a step of the stream."""
+        schedule = self.stream.schedule
+        return () if schedule.begin(schedule.step_of(position)) == position else (position,)
+
     def describe(self) -> str:
         """The mix as a tree, order and batches."""
         if self.framed is not None:

@@ -160,7 +160,7 @@ class FramedLoader(EnergonLoader):
         here = dist.get_rank() if dist.is_available() and dist.is_initialized() else global_dst_rank
         return state if here == global_dst_rank else None
 
-    def _restore(self, position: int) -> None:
+    def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
         self._inner = None
         self._loader.start_at(position)
 

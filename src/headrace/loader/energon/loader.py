@@ -40,8 +40,12 @@ class EnergonLoader(ABC):
         """How far the run is: samples given to all ranks; in Energon's own order batches given to this one."""
 
     @abstractmethod
-    def _restore(self, position: int) -> None:
-        """Go on at a position."""
+    def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
+        """Go on at a position, which is not within a step unless it is known how its slots were drawn."""
+
+    def _drawn_to(self) -> tuple[int, ...]:
+        """See `Cursor`."""
+        return ()
 
     @abstractmethod
     def _next_epoch(self) -> Iterator[Batch]:
@@ -80,7 +84,8 @@ class EnergonLoader(ABC):
         """Under 1 KB, JSON-safe, the same on every rank; resumes with the batch after the last one delivered."""
         recipe, schedule = self._identity
         position = self.position
-        return Cursor(recipe=recipe.hashes(), step=schedule.step_of(position), position=position).to_dict()
+        step = schedule.step_of(position)
+        return Cursor(recipe=recipe.hashes(), step=step, position=position, drawn_to=self._drawn_to()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, whatever ranks, workers and batches it was saved with.
@@ -91,7 +96,7 @@ class EnergonLoader(ABC):
         cursor = Cursor.from_dict(state)
         recipe, schedule = self._identity
         try:
-            cursor.verify(recipe, schedule, None, saved=None)
+            cursor = cursor.verified(recipe, schedule, None, saved=None)
         except StateError as error:
             if self.dataset.own_order is not None and cursor.recipe.get("order") != recipe.hashes()["order"]:
                 topology = self.dataset.own_order.order.topology
@@ -100,7 +105,7 @@ class EnergonLoader(ABC):
                     f"of {topology.num_workers:,} workers: resume with as many as the state was saved with."
                 ) from None
             raise
-        self._restore(cursor.position)
+        self._restore(cursor.position, cursor.drawn_to)
         self._iteration += 1
 
     def save_state_rank(self) -> dict[str, Any]:
@@ -162,19 +167,27 @@ class StreamLoader(EnergonLoader):
         self._reading = reading
         self._fault_report = fault_report
         self._faults = FaultLog()
-        self._loader = self._at(0)
+        self._loader = self._at(0, ())
         self._begun = 0
         self._inner: Iterator[Batch] | None = None
 
-    def _at(self, position: int) -> Loader:
-        return Loader(
+    def _at(self, position: int, drawn_to: tuple[int, ...]) -> Loader:
+        loader = Loader(
             self.dataset.run(position),
             micro_batch_size=self.dataset.batch_size,
             ranks=self.dataset.worker_config.ranks,
             reading=self._reading,
-            position=position,
             fault_report=self._fault_report,
         )
+        return _gone_on(loader, position, drawn_to)
+
+    def _drawn_to(self) -> tuple[int, ...]:
+        """See `EnergonLoader`; a pass that is through leaves the next one the rest of its last step."""
+        if self.dataset.stream.draw is None:
+            return ()
+        if self._is_through():
+            return self.dataset.ends_at(self.position)
+        return tuple(self._loader.state_dict().get("drawn_to", ()))
 
     @property
     def position(self) -> int:
@@ -198,21 +211,22 @@ class StreamLoader(EnergonLoader):
     def _identity(self) -> tuple[Recipe, BatchSchedule]:
         return self.dataset.stream.recipe, self.dataset.stream.schedule
 
-    def _restore(self, position: int) -> None:
-        self._inner = None
+    def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
         end = self.dataset.pass_end(position)
         if end is not None and position >= end:  # validation that was through begins again
             position = 0
         if position == self._begun:
-            self._loader.start_at(position)
+            _gone_on(self._loader, position, drawn_to)
         else:
+            loader = self._at(position, drawn_to)
             self._loader.close()
             self._faults = self.faults
-            self._loader, self._begun = self._at(position), position
+            self._loader, self._begun = loader, position
+        self._inner = None
 
     def _next_epoch(self) -> Iterator[Batch]:
         if self._is_through():
-            self._restore(self.position)
+            self._restore(self.position, self._drawn_to())
         if self._inner is None:
             self._inner = iter(self._loader)
         border = None
@@ -243,6 +257,14 @@ class StreamLoader(EnergonLoader):
             return len(self._loader)
         first = self._begun - self._begun % self.dataset.pass_samples
         return -(-(run.length - first) // self.dataset.together)
+
+
+def _gone_on(loader: Loader, position: int, drawn_to: tuple[int, ...]) -> Loader:
+    """A loader where it goes on; raises StateError where it cannot."""
+    run = loader.run
+    recipe, step = run.recipe.hashes(), run.schedule.step_of(position)
+    loader.load_state_dict(Cursor(recipe=recipe, step=step, position=position, drawn_to=drawn_to).to_dict())
+    return loader
 
 
 def _broadcast(state: Mapping[str, Any] | None, src_rank: int, group: Any) -> dict[str, Any] | None:

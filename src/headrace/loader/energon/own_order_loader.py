@@ -42,7 +42,7 @@ class OwnOrderLoader(EnergonLoader):
     def _identity(self) -> tuple[Recipe, BatchSchedule]:
         return self._own.recipe, BatchSchedule.of(1)
 
-    def _restore(self, position: int) -> None:
+    def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
         self._inner, self._through, self._given = None, False, position
 
     def _next_epoch(self) -> Iterator[Batch]:

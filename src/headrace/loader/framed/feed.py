@@ -67,7 +67,8 @@ class FramedFeed:
         self._reading = reading
         self._pin = pins(reading)
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
-        self._journal = None if journal is None else JournalFile(journal, run.recipe.hashes(), self._lanes)
+        self._journal = journal
+        self._file: JournalFile | None = None
         self._workers = self._make_workers() if reading.num_workers else None
         self._stream = _Stream(Book(self._lanes, beginning(self._lanes)), 0)
         if self._serving.times_encoded > 1:
@@ -96,6 +97,8 @@ class FramedFeed:
         """See `Feed.batches`."""
         if self._agrees:
             agree(self._run, position, self._share)
+        if self._journal is not None and self._file is None:
+            self._file = JournalFile(self._journal, self._run.recipe.hashes(), self._lanes)
         before = self._stream.book
         states = before.states(position, before.lanes)
         stream = self._stream = _Stream(Book(self._lanes, states), position)
@@ -202,8 +205,8 @@ class FramedFeed:
         found: list[tuple[Part, Message]] = []
         for part, message in self._filled(tasks):
             stream.book.add(message.marks)
-            if self._journal is not None:
-                self._journal.add(message.marks)
+            if self._file is not None:
+                self._file.add(message.marks)
             found.append((part, message))
             if part.after is not None:
                 num_units = sum(message.num_units for _, message in found)

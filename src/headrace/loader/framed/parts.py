@@ -59,7 +59,7 @@ def coming_steps(schedule: BatchSchedule, share: Share, position: int) -> list[M
 
 def lanes_of(steps: Sequence[MicroBatches], lanes: Lanes) -> IntArray:
     """(n,) int64, rising: the lanes that have a unit in some steps."""
-    numbers = [np.zeros(0, dtype=np.int64), *(planned.positions() for planned in steps)]
+    numbers = [np.zeros(0, dtype=np.int64), *(planned.slots() for planned in steps)]
     return np.unique(np.concatenate(numbers) % lanes.num_lanes)
 
 

@@ -17,7 +17,7 @@ from headrace.plan.framed.form import Count, Counted, Form, Formed, Frame, plan_
 from headrace.plan.framed.items import Find, Items
 from headrace.plan.framed.journal import Journal, journal_record, whole_bytes
 from headrace.plan.framed.lane import Figures, Framing, Lane, Unit, Walk
-from headrace.plan.framed.lanes import FRAMED_FORMAT, OLDEST, Lanes
+from headrace.plan.framed.lanes import FRAMED_FORMAT, OLDEST, Lanes, lanes_key
 from headrace.plan.framed.packs import BestFit, Select, Selected
 from headrace.plan.framed.serving import Serving, served_lanes, serving
 from headrace.plan.framed.singles import ShuffleBuffer, Singles
@@ -60,6 +60,7 @@ __all__ = [
     "beginning",
     "journal_record",
     "lanes_in",
+    "lanes_key",
     "merge_states",
     "plan_frame",
     "served_lanes",

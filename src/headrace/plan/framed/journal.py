@@ -13,6 +13,8 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 
+import numpy as np
+
 from headrace.errors import ConfigError, StateError
 from headrace.plan.framed.lanes import OLDEST, Lanes
 from headrace.plan.framed.state import LaneState, carry_from_bytes, carry_to_bytes
@@ -99,7 +101,7 @@ class Journal:
         Raises:
             StateError: nothing so early was recorded of the lane.
         """
-        lane = position % self._lanes.num_lanes
+        lane = int(self._lanes.lanes_of(np.array([position], dtype=np.int64))[0])
         number = position // self._lanes.num_lanes - self._lanes.begin(lane, 1)
         frame = 0 if number < 0 else 1 + number // self._lanes.frame_positions
         records = self._states.get(lane, [])

@@ -7,6 +7,11 @@
 The number of lanes belongs to the recipe and divides the global batch, so that a slot of the batch is always of the
 same lane, whoever the ranks are. A lane knows nothing of the others.
 
+The positions of a blend have a pattern that repeats, which would bind each lane to some of the sources. So which lane
+takes which position of a group, one for each lane, is drawn there:
+
+    3 lanes     groups  0 1 2 | 3 4 5 | 6 7 8        lane 0: 1 5 6 ...    lane 1: 0 3 8 ...    lane 2: 2 4 7 ...
+
 Frames have as many positions each, but for the first of a lane, which is shorter, by another length in each lane: else
 all lanes would need a new frame at the same moment.
 """
@@ -19,11 +24,15 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.plan.keys import GOLDEN, IntArray
+from headrace.plan.keys import GOLDEN, IntArray, derive_array, source_key
+from headrace.plan.permutation import permute_each, unpermute_each
 from headrace.plan.schedule import BatchSchedule
 
-FRAMED_FORMAT = 1
-"""Version of the algorithms behind frames and forms; a change that alters any unit raises it."""
+FRAMED_FORMAT = 2
+"""Version of the algorithms behind lanes, frames and forms; a change that alters any unit raises it.
+
+It is 1 where lanes take positions in turn, and 2 where positions are drawn.
+"""
 
 OLDEST = 4
 """An item is delivered by a frame at most so many after its own."""
@@ -33,7 +42,8 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How the positions of a run are dealt: part of its recipe.
 
     ``num_lanes`` divides every global batch; ``frame_positions`` are looked at together by a lane; ``num_positions`` is
-    the length of the run in positions, None for one without an end.
+    the length of the run in positions, None for one without an end. ``key`` is that by which positions are drawn; None:
+    lanes take them in turn.
 
     Raises:
         ConfigError: a number below 1.
@@ -42,6 +52,7 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_lanes: int
     frame_positions: int
     num_positions: int | None = None
+    key: int | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -58,6 +69,7 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         frame_positions: int,
         num_lanes: int | None = None,
         num_positions: int | None = None,
+        key: int | None = None,
     ) -> Lanes:
         """Lanes for global batches: as many as are in each, or a divisor of that.
 
@@ -75,7 +87,13 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             num_lanes=together if num_lanes is None else num_lanes,
             frame_positions=frame_positions,
             num_positions=num_positions,
+            key=key,
         )
+
+    @property
+    def format(self) -> int:
+        """The version of the algorithms that these lanes go by."""
+        return 1 if self.key is None else FRAMED_FORMAT
 
     def positions(self, lane: int, frame: int) -> IntArray:
         """(n,) int64: the positions of a frame of a lane, rising; the last frame of a run with an end may have fewer.
@@ -88,7 +106,31 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if frame < 0 or (length is not None and begin >= length):
             raise ConfigError(f"lane {lane} has {self.num_frames(lane)} frames, from 0 on; found {frame}")
         number = np.arange(begin, end if length is None else min(end, length), dtype=np.int64)
-        return number * self.num_lanes + lane
+        return self.at(lane, number)
+
+    def at(self, lane: int, numbers: IntArray) -> IntArray:
+        """(n,) int64, rising if they rise: the positions that a lane takes, by their numbers in the lane."""
+        begins = numbers * self.num_lanes
+        if self.key is None:
+            return begins + lane
+        keys, lengths = derive_array(self.key, numbers), self._group_sizes(numbers)
+        lanes = np.full_like(numbers, lane)
+        # Of the last group, which may be short, the last lanes take none.
+        return begins + np.where(lanes < lengths, permute_each(np.minimum(lanes, lengths - 1), lengths, keys), lanes)
+
+    def lanes_of(self, positions: IntArray) -> IntArray:
+        """(n,) int64: the lane that takes each position."""
+        numbers, within = np.divmod(positions, self.num_lanes)
+        if self.key is None:
+            return within
+        return unpermute_each(within, self._group_sizes(numbers), derive_array(self.key, numbers))
+
+    def _group_sizes(self, numbers: IntArray) -> IntArray:
+        """How many positions there are in groups; that of a group beyond the end is as if it were whole."""
+        if self.num_positions is None:
+            return np.full_like(numbers, self.num_lanes)
+        left = self.num_positions - numbers * self.num_lanes
+        return np.where((left > 0) & (left < self.num_lanes), left, self.num_lanes)
 
     def frames_of(self, lane: int, positions: IntArray) -> IntArray:
         """(n,) int64: the frame that each of some positions of a lane is in."""
@@ -126,3 +168,8 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return 0
         shorter = ((lane * GOLDEN) & 0xFFFF_FFFF_FFFF_FFFF) * self.frame_positions >> 64
         return self.frame_positions * frame - shorter
+
+
+def lanes_key(seed: int) -> int:
+    """The key by which the positions of a run with this seed are drawn."""
+    return source_key(seed, "", "lanes")

@@ -19,7 +19,7 @@ def served_lanes(lanes: Lanes, schedule: BatchSchedule, share: Share, *, number:
     """
     _, begin, size, _ = schedule.locate(number)
     split = micro_batches(schedule, share, position=number, end=None, at_least=begin + size - number + 1)
-    return np.unique(split.positions() % lanes.num_lanes)
+    return np.unique(split.slots() % lanes.num_lanes)
 
 
 class Serving(NamedTuple):

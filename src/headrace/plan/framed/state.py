@@ -112,7 +112,10 @@ def states_from_dict(state: Mapping[str, Any], lanes: Lanes) -> tuple[LaneState,
 
 
 def lanes_in(state: Mapping[str, Any]) -> Lanes:
-    """The lanes that a dict of ``states_to_dict`` is of, without the length of their run; raises StateError: none."""
+    """The lanes that a dict of ``states_to_dict`` is of, without length and key of their run; raises StateError: none.
+
+    By them states can be merged and written again, as those hold numbers of positions in their lane.
+    """
     try:
         source = _Bytes(b64decode(state["states"], validate=True), 1)
     except (KeyError, TypeError, ValueError) as error:
@@ -241,7 +244,7 @@ class _Bytes:
             numbers = first + np.cumsum(gaps, dtype=np.int64)
         if len(numbers) != count or not count or first < 0 or numbers[-1] >= first + back:
             raise StateError(f"the saved lanes are damaged: lane {lane} carries on {len(numbers)} items of {count}")
-        positions = numbers * lanes.num_lanes + lane
+        positions = lanes.at(lane, numbers)
         return tuple(zip(positions.tolist(), outputs, strict=True))
 
     def end(self) -> None:

@@ -1,0 +1,398 @@
+"""Of a blend it is drawn who takes which sample of a step; which samples make it, and all that is said of it, stays."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import corpora
+import framed_made
+import media_texts
+import runs_made
+from counts import cases
+from headrace import Balance, Blend, ConfigError, Loader, MediaDataset, Order, Ranks, Reading, Run, StateError
+from headrace.datasets import BlendDataset, Framed, FramedRun, Topology, WindowDataset
+from headrace.encoders import TaskEncoder, stateless
+from headrace.loader import merge_state_dicts
+from headrace.loader.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from headrace.plan import Branch, Bucketing, Leaf, Share, micro_batches, quantised
+from headrace.plan.framed import BestFit, Lanes, lanes_key
+from headrace.plan.recipe import undrawn
+
+PLAIN = Reading(num_threads=0, pin_memory=False)
+MICRO_STEPS = 200
+
+
+def numbers(weights: list[int], **options: Any) -> Run:
+    """A run over a blend of numbers, for what is asked of the plan alone."""
+    leaves = tuple(Leaf(f"s{i}", 100) for i in range(len(weights)))
+    tree = Branch("", leaves, tuple(quantised([float(weight) for weight in weights])), None)
+    return Run(runs_made.Tree(tree), **{"order": Order(seed=1), **options})
+
+
+def windows(corpus: list[corpora.Corpus], **options: Any) -> Run:
+    """A run over a blend of two small stores."""
+    data = {name: WindowDataset(one.store, window_tokens=8) for name, one in zip("ab", corpus, strict=False)}
+    given = {"global_batch_size": 8, "order": Order(seed=1), **options}
+    return Run(Blend(data, weights={"a": 1, "b": 1}), **given)
+
+
+def check_share(sources: np.ndarray[Any, Any], weights: list[int]) -> None:
+    """As a random deal gives them: within 6 standard deviations, and the 2 samples that a blend may be off."""
+    for source, weight in enumerate(weights):
+        share = weight / sum(weights)
+        off = abs(int((sources == source).sum()) - len(sources) * share)
+        assert off <= 6 * (len(sources) * share * (1 - share)) ** 0.5 + 2, (source, share, off)
+
+
+@settings(max_examples=cases(60, 2_000), deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 4]),
+    st.integers(0, 3),
+)
+def test_no_rank_or_worker_is_bound_to_a_source(
+    weights: list[int], world_size: int, micro: int, micro_steps: int, workers: int, seed: int
+) -> None:
+    run = numbers(weights, global_batch_size=world_size * micro * micro_steps, order=Order(seed=seed))
+    assert run.draw is not None or world_size * micro * micro_steps == 1
+    if run.draw is None:
+        return
+    end = MICRO_STEPS * world_size * micro
+    for rank in range(world_size):
+        taken = micro_batches(run.schedule, Share(rank, world_size, micro), position=0, end=end, at_least=end)
+        sources = run.lookup(run.draw.positions(taken.slots())).sources
+        check_share(sources, weights)
+        for worker in range(workers):
+            check_share(sources.reshape(-1, micro)[worker::workers].ravel(), weights)
+
+
+@settings(max_examples=cases(30, 1_000), deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(2, 16), st.integers(0, 3))
+def test_no_lane_is_bound_to_a_source(weights: list[int], num_lanes: int, seed: int) -> None:
+    run = numbers(weights, global_batch_size=1)
+    lanes = Lanes(num_lanes=num_lanes, frame_positions=MICRO_STEPS, key=lanes_key(seed))
+    for lane in range(num_lanes):
+        check_share(run.lookup(lanes.at(lane, np.arange(MICRO_STEPS))).sources, weights)
+
+
+@settings(max_examples=cases(60, 2_000), deadline=None)
+@given(st.integers(1, 9), st.integers(1, 100), st.integers(0, 2**64 - 1))
+def test_lanes_share_all_positions(num_lanes: int, length: int, key: int) -> None:
+    lanes = Lanes(num_lanes=num_lanes, frame_positions=3, num_positions=length, key=key)
+    taken = []
+    for lane in range(num_lanes):
+        mine = [lanes.positions(lane, frame) for frame in range(lanes.num_frames(lane) or 0)]
+        found = np.concatenate([np.zeros(0, dtype=np.int64), *mine])
+        assert len(found) == lanes.lane_positions(lane)
+        assert (found // num_lanes).tolist() == list(range(len(found))), "one of each group"
+        assert (lanes.lanes_of(found) == lane).all()
+        taken += found.tolist()
+    assert sorted(taken) == list(range(length))
+
+
+def test_the_steps_are_as_they_were(corpus: list[corpora.Corpus]) -> None:
+    """Which samples make a step, and the order in which they are told, knows nothing of the draw."""
+    run = windows(corpus, samples=60)
+    assert run.draw is not None
+    assert run.recipe.format == {"order": 1, "blend": 1, "split": 2}
+    assert run.lookup(np.arange(8)).sources.tolist() == [0, 1] * 4
+    for step in range(8):
+        assert run.positions(step).tolist() == list(range(step * 8, min(60, step * 8 + 8)))
+        assert run.step(step)["sample_positions"].tolist() == run.positions(step).tolist()
+        told = run.trace_step(step)
+        assert [one.position for one in told] == run.positions(step).tolist()
+    loader = Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
+    batches = list(loader)
+    positions = [batch["sample_positions"].tolist() for batch in batches]
+    for step in range(8):
+        mine = [*positions[2 * step], *positions[2 * step + 1]] if step < 7 else positions[14]
+        assert sorted(mine) == run.positions(step).tolist()
+        rows = [int(position) - 8 * step for position in mine]
+        assert np.array_equal(
+            np.concatenate([batch["input_ids"].numpy() for batch in batches[2 * step : 2 * step + 2]]),
+            run.step(step)["input_ids"][rows],
+        )
+    assert any(mine != sorted(mine) for mine in positions)
+
+
+def test_what_is_not_drawn_has_the_format_of_before(corpus: list[corpora.Corpus]) -> None:
+    one = WindowDataset(corpus[0].store, window_tokens=8)
+    several = windows(corpus).data
+    assert isinstance(several, Blend)
+    for run in (
+        Run(one, global_batch_size=8),
+        Run(Blend({"a": one}, weights={"a": 1}), global_batch_size=8),
+        Run(several, global_batch_size=8, order=Order(kind="none")),
+        Run(several, global_batch_size=1),
+        numbers([1, 2], global_batch_size=8, bucketing=Bucketing()),
+    ):
+        assert run.draw is None
+        assert run.recipe.format["split"] == 1
+    loader = Loader(Run(one, global_batch_size=8), micro_batch_size=2, ranks=Ranks(1, 2), reading=PLAIN)
+    assert [batch["sample_positions"].tolist() for batch in islice(loader, 3)] == [[2, 3], [6, 7], [10, 11]]
+
+
+def state_of_before(loader: Loader) -> dict[str, Any]:
+    """Its state as a version that drew nothing saved it."""
+    state = loader.state_dict()
+    recipe = msgspec.structs.replace(loader.run.recipe, format=undrawn(loader.run.recipe.format))
+    assert recipe.format["split"] == 1
+    state.pop("drawn_to", None)
+    return json.loads(json.dumps({**state, "recipe": recipe.hashes()}))  # type: ignore[no-any-return]
+
+
+def test_states_of_before(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
+    run = windows(corpus, samples=60)
+    whole = [
+        batch["sample_positions"].tolist() for batch in Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
+    ]
+    for taken in range(16):
+        loader = Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
+        assert len(list(islice(loader, taken))) == min(taken, 15)
+        resumed = Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
+        if taken % 2 and taken < 15:
+            with pytest.raises(
+                StateError, match=rf"within step {taken // 2}.*split 2.*after position {taken // 2 * 8}"
+            ):
+                resumed.load_state_dict(state_of_before(loader))
+            assert resumed.position == 0
+            continue
+        resumed.load_state_dict(state_of_before(loader))
+        assert [batch["sample_positions"].tolist() for batch in resumed] == whole[taken:]
+    # At the end of its run all was given, in whatever order: it may be made longer.
+    longer = Loader(windows(corpus, samples=64), micro_batch_size=2, ranks=Ranks(), reading=PLAIN)
+    longer.load_state_dict(state_of_before(loader))
+    assert sorted(p for batch in longer for p in batch["sample_positions"].tolist()) == [60, 61, 62, 63]
+    # Another run is still told by what differs, and not by the version.
+    other = windows(corpus, order=Order(seed=2))
+    Loader(run, micro_batch_size=4, ranks=Ranks()).save_recipe(tmp_path / "recipe.json")
+    before = msgspec.structs.replace(run.recipe, format=undrawn(run.recipe.format))
+    with pytest.raises(StateError) as caught:
+        Loader(other, micro_batch_size=4, ranks=Ranks()).load_state_dict(state_of_before(loader), recipe=before)
+    assert "order differ" in str(caught.value)
+    assert "split" not in str(caught.value)
+
+
+@settings(max_examples=cases(25, 2_000), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_chains_within_steps_of_a_run_that_is_made_longer(corpus: list[corpora.Corpus], data: st.DataObject) -> None:
+    """Each life has ranks, a micro-batch and a length of its own, and some are balanced: every position once."""
+    size = data.draw(st.integers(2, 24))
+    block = data.draw(st.sampled_from([1, 1, 4]))
+    children = {name: WindowDataset(one.store, window_tokens=8) for name, one in zip("ab", corpus, strict=False)}
+    mix = BlendDataset(children, weights={"a": 2, "b": 1}, block_samples=block)
+    costs = {name: np.arange(len(child)) * 7 % 11 for name, child in children.items()}
+    length = data.draw(st.integers(1, 40))
+    state: dict[str, Any] | None = None
+    seen: list[int] = []
+    run = Run(mix, global_batch_size=size, samples=length, order=Order(seed=4))
+    for _ in range(data.draw(st.integers(2, 5))):
+        run = Run(mix, global_batch_size=size, samples=length, order=Order(seed=4))
+        world_size = data.draw(st.integers(1, 4)) if block == 1 else 1
+        micro = data.draw(st.integers(1, 3)) if block == 1 else 1
+        # A step that is balanced goes on with balance; one that is not may go on with it.
+        is_balanced = bool(state and "dealt" in state) or (block == 1 and data.draw(st.integers(0, 3)) == 0)
+        balance = Balance(lengths=costs) if is_balanced else None
+        loaders = [
+            Loader(run, micro_batch_size=micro, ranks=Ranks(rank, world_size), reading=PLAIN, balance=balance)
+            for rank in range(world_size)
+        ]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        micro_steps = data.draw(st.integers(0, 12))
+        for loader in loaders:
+            seen += [p for batch in islice(loader, micro_steps) for p in batch["sample_positions"].tolist()]
+        states = [loader.state_dict() for loader in loaders]
+        assert all(one == states[0] for one in states)
+        state = json.loads(json.dumps(states[0]))
+        assert len(set(seen)) == len(seen) == states[0]["position"], "none twice"
+        length += data.draw(st.integers(0, 20))
+    balance = Balance(lengths=costs) if state is not None and "dealt" in state else None
+    last = Loader(run, micro_batch_size=1, ranks=Ranks(), reading=PLAIN, balance=balance)
+    if state is not None:
+        last.load_state_dict(state)
+    seen += [p for batch in last for p in batch["sample_positions"].tolist()]
+    assert run.length is not None
+    assert sorted(seen) == list(range(run.length)), "none is missing"
+
+
+def test_a_state_says_how_a_short_last_step_was_drawn(corpus: list[corpora.Corpus]) -> None:
+    """And only there: every other state is as it was."""
+    loader = Loader(windows(corpus, samples=13), micro_batch_size=1, ranks=Ranks(), reading=PLAIN)
+    found = []
+    for _ in loader:
+        found.append(loader.state_dict().get("drawn_to"))
+    assert found == [None] * 8 + [[13]] * 5
+    state = loader.state_dict()
+    single = Run(WindowDataset(corpus[0].store, window_tokens=8), global_batch_size=8)
+    other = Loader(single, micro_batch_size=1, ranks=Ranks())
+    state["recipe"] = other.state_dict()["recipe"]
+    with pytest.raises(StateError, match="this run draws no slots"):
+        other.load_state_dict(state)
+
+
+def test_a_number_of_samples_within_a_step_says_not_which(corpus: list[corpora.Corpus]) -> None:
+    loader = Loader(windows(corpus, samples=13), micro_batch_size=1, ranks=Ranks(), reading=PLAIN)
+    with pytest.raises(ConfigError, match=r"within step 0.*slots of a blend are drawn: begin where a step does, as 0"):
+        loader.start_at(5)
+    loader.start_at(13)
+    loader.start_at(8)
+    assert sorted(p for batch in loader for p in batch["sample_positions"].tolist()) == [8, 9, 10, 11, 12]
+
+
+def test_blocks_stay_together(corpus: list[corpora.Corpus]) -> None:
+    data = {name: WindowDataset(one.store, window_tokens=8) for name, one in zip("ab", corpus, strict=False)}
+    mix = BlendDataset(data, weights={"a": 1, "b": 1}, block_samples=4)
+    run = Run(mix, global_batch_size=[(0, 18), (3, 30)], order=Order(seed=1))
+    for micro, world_size in ((1, 2), (2, 3)):
+        loaders = [
+            Loader(run, micro_batch_size=micro, ranks=Ranks(rank, world_size), reading=PLAIN)
+            for rank in range(world_size)
+        ]
+        for loader in loaders:
+            for batch in islice(loader, 60):
+                positions = batch["sample_positions"].numpy()
+                assert len(set(run.lookup(positions).sources.tolist())) == 1
+    # A step that goes on within a block is not gone on with by micro-batches that would lie across.
+    loader = Loader(run, micro_batch_size=1, ranks=Ranks(), reading=PLAIN)
+    list(islice(loader, 7))
+    with pytest.raises(ConfigError, match=r"goes on at sample 7.*no multiple of micro-batches of 2"):
+        Loader(run, micro_batch_size=2, ranks=Ranks(), reading=PLAIN).load_state_dict(loader.state_dict())
+
+
+def test_a_trace_tells_who_took_a_sample(corpus: list[corpora.Corpus]) -> None:
+    run = windows(corpus, samples=61)
+    topology = Topology(ranks=3, micro_batch_size=2)
+    took: dict[int, tuple[int, int, int]] = {}
+    for rank in range(3):
+        loader = Loader(run, micro_batch_size=2, ranks=Ranks(rank, 3), reading=PLAIN)
+        for batch in loader:
+            for position in batch["sample_positions"].tolist():
+                step = position // 8
+                # The micro-steps of a step by how far the run has come after each.
+                took[position] = step, rank, (loader.position - 8 * step - 1) // 6
+    for step in range(8):
+        for one in run.history.step(step, topology=topology):
+            assert one.position is not None
+            assert (one.step, one.rank, one.micro_step) == took[one.position]
+    assert [one.rank for one in run.history.sample("a", 3, topology=topology).shown] == [
+        took[one.position][1] for one in run.trace_sample("a", 3).shown if one.position is not None
+    ]
+
+
+class Packed(TaskEncoder[Any, Any, Any, Any]):
+    """Texts of one length, four to a pack."""
+
+    decoder = None
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return {"of": sample.__subflavors__["of"], "__restore_key__": ()}
+
+    @stateless
+    def sample_length(self, sample: Any) -> int:
+        return 1
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"of": "".join(sample["of"] for sample in samples), "__restore_key__": ()}
+
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        return {"of": [sample["of"] for sample in samples]}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MediaDataset]:
+    folder = tmp_path_factory.mktemp("drawn")
+    return {
+        name: MediaDataset.open(
+            media_texts.shards(folder / name, (23, 20)), subflavors={"of": name}, **media_texts.TEXT
+        )
+        for name in "ab"
+    }
+
+
+def test_packs_on_the_fly_mix_the_sources(texts: dict[str, MediaDataset]) -> None:
+    data = Framed(Blend(texts, weights={"a": 1, "b": 1}), Packed(), form=BestFit(4), frame_positions=32)
+    for rank in range(2):
+        run = FramedRun(data, global_batch_size=2, order=Order(seed=1))
+        assert run.recipe.format == {"order": 1, "blend": 1, "split": 1, "framed": 2}
+        loader = Loader(run, micro_batch_size=1, ranks=Ranks(rank, 2))
+        packs = [pack for batch in islice(loader, 60) for pack in batch["of"]]
+        assert sum(len(set(pack)) == 2 for pack in packs) > 40, "each is of one with a chance of 1 in 8"
+
+
+def test_framed_states_of_before_go_on_as_they_began(texts: dict[str, MediaDataset], tmp_path: Path) -> None:
+    """Lanes are not equally far, so that nothing else would be exact; and their journals are read."""
+    places = [media_texts.shards(tmp_path / name, (9, 12)) for name in "ab"]
+    run = framed_made.framed_run("singles", places, epochs=2, global_batch_size=4)
+    before = run._in_turn()
+    assert before.recipe.format["framed"] == 1
+    whole = [sorted(batch["unit_numbers"].tolist()) + batch["number"] for batch in Loader(before, micro_batch_size=2)]
+    anew = [sorted(batch["unit_numbers"].tolist()) + batch["number"] for batch in Loader(run, micro_batch_size=2)]
+    assert whole != anew
+    for taken in (3, 6):
+        old = [
+            Loader(before, micro_batch_size=1, ranks=Ranks(rank, 2), journal=tmp_path / f"{taken}-{{rank}}.bin")
+            for rank in range(2)
+        ]
+        for loader in old:
+            list(islice(loader, taken))
+        state = merge_state_dicts([loader.state_dict() for loader in old])
+        journal = tmp_path / f"{taken}-0.bin"
+        resumed = Loader(run, micro_batch_size=2, journal=journal)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert [sorted(batch["unit_numbers"].tolist()) + batch["number"] for batch in resumed] == whole[taken:]
+        told = run.trace_step(4, journals=[journal])
+        assert told == before.trace_step(4, journals=[journal])
+        assert resumed.state_dict()["recipe"] == before.recipe.hashes()
+    # What began anew loads into the same loader.
+    fresh = Loader(run, micro_batch_size=2)
+    list(islice(fresh, 3))
+    resumed.load_state_dict(fresh.state_dict())
+    assert resumed.run is run
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_passes_of_energons_face_that_end_within_a_step(texts: dict[str, MediaDataset], drop: bool) -> None:
+    """86 samples a pass in steps of 8: each pass has its own once, also where it is saved and goes on elsewhere."""
+    mix = Blend(texts, repeats={"a": 1, "b": 1})
+
+    def loader_of(rank: int, world_size: int, state: dict[str, Any] | None) -> Any:
+        config = WorkerConfig(rank, world_size, 0, seed_offset=5)
+        made = get_train_dataset(
+            mix, worker_config=config, batch_size=1, repeat=False, batch_drop_last=drop, global_batch_size=8
+        )
+        loader = get_savable_loader(made)
+        loader.restore_state_rank(state)
+        return loader
+
+    state: dict[str, Any] | None = None
+    seen: list[int] = []
+    for world_size, num_batches in ((2, 42), (1, 1), (2, None), (2, 2), (1, None), (2, 41), (2, None)):
+        loaders = [loader_of(rank, world_size, state) for rank in range(world_size)]
+        for loader in loaders:
+            seen += [p for batch in islice(loader, num_batches) for p in batch["sample_positions"].tolist()]
+        states = [json.loads(json.dumps(loader.save_state_rank())) for loader in loaders]
+        assert all(one == states[0] for one in states)
+        state = states[0]
+        assert len(set(seen)) == len(seen), "none twice"
+        if state["position"] % 86 == 0:
+            left = sorted(set(range(state["position"])) - set(seen))
+            assert len(left) <= drop * (state["position"] // 86), left
+    assert state is not None
+    assert state["position"] == 3 * 86
