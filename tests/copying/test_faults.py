@@ -16,7 +16,7 @@ import faults
 import headrace
 from copies_made import documents, drawn, files, pair
 from counts import cases
-from headrace.copying import CopyOptions, Destination
+from headrace.copying import CopyOptions, CopyReport, Destination
 from headrace.errors import OutputError, StoreError
 
 OPTIONS = CopyOptions(shards=30, overwrite=True)
@@ -60,6 +60,32 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         action()
         assert files(tmp_path / "out") == wanted, f"killed at {moment}"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "out"]
+
+
+def test_killed_behind_the_rename_that_completes_it(tmp_path: Path) -> None:
+    """The process dies before it could say that it succeeded: the same call finds that it did, and no other one."""
+    drawn(tmp_path / "a", 1, 40)
+
+    def action(into: str = "8,2") -> object:
+        return headrace.split(tmp_path / "a", tmp_path / "out", into=into, options=CopyOptions(shards=30))
+
+    kinds = faults.list_changes(action)
+    wanted = files(tmp_path / "out")
+    for moment in (renames(kinds)[-1] + 1, len(kinds) - 1, len(kinds)):
+        shutil.rmtree(tmp_path / "out")
+        assert faults.run_killed(action, moment) == (moment == len(kinds))
+        assert files(tmp_path / "out") == wanted
+        with pytest.raises(OutputError, match="is there already"):
+            action("7,3")
+        report = action()
+        assert isinstance(report, CopyReport)
+        assert "the output is complete already" in report.warnings[-1]
+        assert files(tmp_path / "out") == wanted
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "out"]
+    with (tmp_path / "a.bin").open("r+b") as file:
+        file.write(b"\7")
+    with pytest.raises(OutputError, match="is there already"):
+        action()
 
 
 def test_killed_while_it_replaces(tmp_path: Path) -> None:

@@ -210,9 +210,9 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     headrace.merge([source], out)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
-    with pytest.raises(OutputError, match=r"is there already and holds 'headrace.json'; --overwrite replaces it"):
-        headrace.merge([source], out)
     other = pair(tmp_path / "b", [[[2]]])
+    with pytest.raises(OutputError, match=r"is there already and holds 'headrace.json'; --overwrite replaces it"):
+        headrace.merge([other], out)
     headrace.merge([other], out, options=CopyOptions(overwrite=True))
     assert documents(out) == [[2]]
     with pytest.raises(OutputError, match=r"holds .*text_document.bin, which is to be copied"):

@@ -6,21 +6,33 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import faults
 import headrace
+from counts import cases
 from headrace.errors import InputError, OutputError, StoreError
-from headrace.prepare import OutputOptions, RecordOptions, TextOptions, TokenOptions, prepare_text
+from headrace.prepare import (
+    ErrorOptions,
+    FilterSpec,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TokenOptions,
+    prepare_text,
+)
 from headrace.prepare.output_folder import COMMIT_NAME, RUN_NAME, WORK_NAME, OutputFolder
 
 PLAIN = TextOptions(tokens=TokenOptions(backend="tokenizers"), workers=1)
 OVERWRITE = TextOptions(tokens=PLAIN.tokens, workers=1, overwrite=True)
 RUN = {"inputs": ["a"], "options": {"eod": None}}
+NOT_MADE = bool  # nothing is there that might have been made
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +120,93 @@ def test_files_of_another_program_are_not_overwritten(kit: Any, output: Path, tm
     assert faults.content(output) == before
 
 
+COMPLETE = (
+    "the output is complete already: the same inputs and options made it, and nothing is done (--overwrite makes it "
+    "anew)"
+)
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_killed_between_any_two_changes_of_the_finish(kit: Any, tmp_path: Path, shuffle: int | None) -> None:
+    """Also behind the last one, where the process dies before it could say that it succeeded: the same call does."""
+    kit.write(tmp_path / "in.jsonl", [{"text": f"text {number % 20}"} for number in range(40)])
+    options = TextOptions(
+        tokens=PLAIN.tokens, deduplicate=True, workers=1, output=OutputOptions(shuffle=shuffle), task_bytes=500
+    )
+    notices: list[str] = []
+
+    def action() -> None:
+        prepare_text(
+            [tmp_path / "in.jsonl"],
+            tmp_path / "out",
+            tokenizer=kit.tokenizer,
+            options=options,
+            on_notice=notices.append,
+        )
+
+    kinds = faults.list_changes(action)
+    wanted = faults.content(tmp_path / "out")
+    complete = 0
+    for moment in range(len(kinds) - cases(12, len(kinds)), len(kinds) + 1):
+        shutil.rmtree(tmp_path / "out")
+        assert faults.run_killed(action, moment) == (moment == len(kinds))
+        notices.clear()
+        action()
+        assert faults.content(tmp_path / "out") == wanted, f"killed before change {moment} of {len(kinds)}"
+        complete += notices == [COMPLETE]
+    assert complete, "a kill came behind the last change that counts"
+
+
+def test_output_of_the_same_run_is_told_from_any_other(kit: Any, output: Path, tmp_path: Path) -> None:
+    """Only where inputs, options and files are what they were does a run find that it has nothing to do."""
+    old = tmp_path / "old.jsonl"
+    before, content = faults.content(output), old.read_bytes()
+    notices: list[str] = []
+
+    def again(**changes: Any) -> Any:
+        options = msgspec.structs.replace(PLAIN, **changes)
+        return prepare_text([old], output, tokenizer=kit.tokenizer, options=options, on_notice=notices.append)
+
+    assert again().ledger.documents.kept == 1
+    assert again(workers=2, restart=True).ledger.documents.kept == 1
+    assert notices == [COMPLETE] * 2
+    for changes in (
+        {"deduplicate": True},
+        {"errors": ErrorOptions(on_error="skip")},
+        {"tokens": TokenOptions(backend="tokenizers", append_eod=True)},
+    ):
+        with pytest.raises(OutputError, match="holds the output of an earlier run; --overwrite replaces it"):
+            again(**changes)
+    old.write_bytes(content.replace(b"old", b"odd"))  # as long as it was
+    with pytest.raises(OutputError, match="holds the output of an earlier run"):
+        again()
+    old.write_bytes(content)
+    again()
+    assert faults.content(output) == before
+    (output / "text_document.idx").unlink()
+    with pytest.raises(OutputError, match="holds the output of an earlier run"):
+        again()
+
+
+def test_a_filter_whose_code_has_changed_is_another_run(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.write(tmp_path / "in.jsonl", [{"text": "a"}])
+    monkeypatch.syspath_prepend(tmp_path)
+    code = tmp_path / "which_records_stay.py"
+    code.write_text("def keep(record):\n    return True\n")
+    options = msgspec.structs.replace(PLAIN, filters=FilterSpec(function="which_records_stay:keep"))
+
+    def action() -> None:
+        prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
+
+    action()
+    action()
+    code.write_text("def keep(record):\n    return bool(record)\n")
+    with pytest.raises(OutputError, match="holds the output of an earlier run"):
+        action()
+
+
 @pytest.mark.parametrize("moves", [0, 1, 2, 5])
 def test_old_and_new_never_mix(
     kit: Any,
@@ -190,7 +289,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with claim(tmp_path / "out") as folder:
-        assert folder.begin(RUN) is False
+        assert not folder.begin(RUN, is_made=NOT_MADE)
     assert not (tmp_path / "out").exists()
 
 
@@ -212,7 +311,7 @@ def test_a_place_where_no_folder_can_be(tmp_path: Path) -> None:
 
 def leave_unfinished(path: Path) -> None:
     with claim(path) as folder:
-        assert folder.begin(RUN) is False
+        assert not folder.begin(RUN, is_made=NOT_MADE)
         (folder.work / "parts").mkdir()
         (folder.work / "parts/.0.0.piece.1.tmp").write_text("being written")
         (folder.work / "state").write_text("far")
@@ -224,7 +323,7 @@ def test_an_unfinished_run_stays_whatever_goes_wrong_before_it_is_known(tmp_path
     with pytest.raises(KeyboardInterrupt), claim(tmp_path / "out"):
         raise KeyboardInterrupt
     with claim(tmp_path / "out") as folder:
-        assert folder.begin(RUN) is False
+        assert not folder.begin(RUN, is_made=NOT_MADE)
         assert (folder.work / "state").read_text() == "far"
         assert list((folder.work / "parts").iterdir()) == []
 
@@ -236,13 +335,13 @@ def test_another_run_is_refused_and_told_the_first_differences(tmp_path: Path) -
         pytest.raises(OutputError) as caught,
         claim(tmp_path / "out") as folder,
     ):
-        folder.begin(other)
+        folder.begin(other, is_made=NOT_MADE)
     message = str(caught.value)
     assert "is in this folder: number of inputs was 1, is 10; inputs[0] was 'a', is '0'; inputs[1] was not" in message
     assert re.search(r" and \d more\. Give the same command to continue it, or --restart to discard it$", message)
     assert (folder.work / "state").exists()
     with claim(tmp_path / "out", restart=True) as folder:
-        assert folder.begin(other) is False
+        assert not folder.begin(other, is_made=NOT_MADE)
         assert sorted(path.name for path in folder.work.iterdir()) == ["lock", RUN_NAME]
     assert not (tmp_path / "out/state").exists()
 
@@ -250,7 +349,7 @@ def test_another_run_is_refused_and_told_the_first_differences(tmp_path: Path) -
 def test_a_restart_that_ends_before_it_has_done_anything_leaves_nothing(tmp_path: Path) -> None:
     leave_unfinished(tmp_path / "out")
     with claim(tmp_path / "out", restart=True) as folder:
-        folder.begin(RUN)
+        folder.begin(RUN, is_made=NOT_MADE)
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -16,7 +16,7 @@ import faults
 import headrace
 import recipe_runs as runs
 from counts import cases
-from headrace.errors import HeadraceError, OutputError, StoreError
+from headrace.errors import HeadraceError, StoreError
 
 BROKEN = {5: "{", 30: '{"messages": []}', 31: '{"messages": 3}', 77: "[]"}
 SKIP = "errors: {on_error: skip}\n"
@@ -114,7 +114,7 @@ def test_killed_at_any_change_on_disk(made: Runs, tmp_path: Path, case: str) -> 
         is_done = faults.run_killed(made.action(case, output, workers), moment)
         check_nothing_opens(output)
         if not is_done:
-            run_again(made.action(case, output, faults.ANOTHER_NUMBER[workers]), output)
+            made.action(case, output, faults.ANOTHER_NUMBER[workers])()
         assert faults.content(output) == wanted, f"killed before change {moment:,} of {moments:,}"
         shutil.rmtree(output)
 
@@ -125,7 +125,7 @@ def test_killed_again_and_again(made: Runs, tmp_path: Path, case: str) -> None:
     chance = random.Random(case)
     for life in itertools.count():
         action = made.action(case, output, chance.choice([1, 2, 4]))
-        if faults.run_killed(lambda: run_again(action, output), chance.randint(60, 160 + 80 * life)):  # noqa: B023
+        if faults.run_killed(action, chance.randint(60, 160 + 80 * life)):
             break
         check_nothing_opens(output)
     assert life > 1
@@ -145,16 +145,6 @@ def test_an_overwrite_leaves_nothing_of_other_domains(made: Runs, tmp_path: Path
         faults.run_killed(made.action(second, output, 2, overwrite=True), moment)
         made.action(second, output, 1, overwrite=True)()
         assert faults.content(output) == made.wanted(second), moment
-
-
-def run_again(action: Callable[[], object], output: Path) -> None:
-    """Continue; where the last kill came after all was done, the folder has its output, and is refused."""
-    is_over = (output / "headrace.json").exists() and not (output / faults.WORK_NAME / "commit.json").exists()
-    if is_over:
-        with pytest.raises(OutputError, match="holds the output of an earlier run"):
-            action()
-    else:
-        action()
 
 
 def check_nothing_opens(output: Path) -> None:

@@ -25,7 +25,7 @@ FORMS = (
     "tar shards (--format tar), all with --output DIR; and a folder of .tar shards, a .jsonl or the .yaml of a "
     "metadataset, which is prepared in place, with none of these."
 )
-CONTINUED = ("continuing", "the run was complete")
+CONTINUED = ("continuing", "the run was complete", "the output is complete")
 """How notices begin that say that an earlier run did a part of the work."""
 
 

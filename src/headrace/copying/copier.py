@@ -17,7 +17,7 @@ from headrace.copying.ranges import OPTION, CopyEntry, SourceEntry, ranges_from
 from headrace.copying.report import CopyProgress
 from headrace.copying.rows import Rows, cast
 from headrace.copying.sources import CHUNK_DOCUMENTS, Source
-from headrace.errors import OutputError
+from headrace.errors import OutputError, StoreError
 from headrace.io import output_errors
 from headrace.stores import (
     DocumentLedger,
@@ -28,6 +28,7 @@ from headrace.stores import (
     SampleLedger,
     TokenizerInfo,
     TokenLedger,
+    load_manifest,
     open_keys,
     save_manifest,
 )
@@ -103,16 +104,42 @@ class Copier:
         manifests = []
         for folder, one in zip(self._plan.folders, made, strict=True):
             place = output / folder.name
-            entry = CopyEntry(
-                tool=tool,
-                request={**request, "part": folder.name} if folder.name else request,
-                sources=tuple(_entry(source) for source in self._sources),
-                ranges=ranges_from(ranges_of(folder.shards)),
-            )
+            entry = self._entry_of(folder, tool, request)
             ledger = self._ledger(folder, one)
             manifests.append(save_manifest(place, _manifest(one, entry, inputs, tokenizer, ledger)))
             self._check(place, folder, one)
         return manifests, inputs
+
+    def find_made(
+        self, output: Path, *, tool: str, request: dict[str, Any]
+    ) -> tuple[list[Manifest], list[InputFile]] | None:
+        """What `run` gives, where the output is there already, whole and of the same sources and options; else None.
+
+        Cost: the sources are read, once all else is the same.
+
+        Raises:
+            StoreError: as `run`.
+        """
+        manifests = []
+        for folder in self._plan.folders:
+            place = output / folder.name
+            try:
+                manifest = load_manifest(place)
+            except StoreError:
+                return None
+            if manifest.options != _options(self._entry_of(folder, tool, request)) or not manifest.is_complete(place):
+                return None
+            manifests.append(manifest)
+        inputs = [file for source in self._sources for file in source.inputs()]
+        return (manifests, inputs) if all(list(manifest.inputs) == inputs for manifest in manifests) else None
+
+    def _entry_of(self, folder: FolderPlan, tool: str, request: dict[str, Any]) -> CopyEntry:
+        return CopyEntry(
+            tool=tool,
+            request={**request, "part": folder.name} if folder.name else request,
+            sources=tuple(_entry(source) for source in self._sources),
+            ranges=ranges_from(ranges_of(folder.shards)),
+        )
 
     def _write(self, place: Path, folder: FolderPlan) -> _Made:
         with output_errors(place, "make the folder"):
@@ -216,6 +243,11 @@ def _entry(source: Source) -> SourceEntry:
     )
 
 
+def _options(entry: CopyEntry) -> dict[str, Any]:
+    # By way of JSON, so that what is returned equals what is read back.
+    return {OPTION: msgspec.json.decode(msgspec.json.encode(entry))}
+
+
 def _manifest(
     made: _Made,
     entry: CopyEntry,
@@ -225,8 +257,7 @@ def _manifest(
 ) -> Manifest:
     return Manifest(
         inputs=tuple(inputs),
-        # By way of JSON, so that what is returned equals what is read back.
-        options={OPTION: msgspec.json.decode(msgspec.json.encode(entry))},
+        options=_options(entry),
         tokenizer=tokenizer,
         outputs=tuple(made.shards),
         ledger=ledger,

@@ -5,7 +5,8 @@
                           replaced/    what was at DST, between two renames of --overwrite
 
 The hidden folder lies beside the destination, so that a rename is all that is left to do. A killed run leaves it, and
-nothing at DST; the next copy to DST removes it, and first puts back what it had replaced, if DST is not there.
+nothing at DST; the next copy to DST removes it, and first puts back what it had replaced, if DST is not there. One that
+is killed behind that rename has done its work: the same copy finds that it made what is there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import IO
 
 from headrace.errors import OutputError, StoreError
 from headrace.io import claim_folder, output_errors, sync_folder
-from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, load_manifest
+from headrace.stores import MANIFEST_NAME, load_manifest
 
 OUTPUT_NAME = "output"
 REPLACED_NAME = "replaced"
@@ -61,6 +62,16 @@ class Destination:
         with output_errors(self.path, "use as the destination"):
             self._check_content()
 
+    def clear(self) -> None:
+        """Remove what a copy left that was killed behind its last rename: the output is in its place.
+
+        Raises:
+            OutputError: another copy is writing to it.
+        """
+        if self.work.exists():
+            self._claim()
+            self._leave()
+
     def commit(self) -> None:
         """Bring the output to the disk, and put it in its place.
 
@@ -83,10 +94,7 @@ class Destination:
         try:
             with output_errors(self.path, "use as the destination"):
                 self._make(self.path.parent)
-                try:
-                    self._lock = claim_folder(self.work)
-                except BlockingIOError:
-                    raise OutputError(f"{self.name}: another copy is being written there") from None
+                self._claim()
                 self._put_back()
                 for left in (self.output, self._replaced):
                     if left.exists():
@@ -102,6 +110,12 @@ class Destination:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
+
+    def _claim(self) -> None:
+        try:
+            self._lock = claim_folder(self.work)
+        except BlockingIOError:
+            raise OutputError(f"{self.name}: another copy is being written there") from None
 
     def _put_back(self) -> None:
         """What was moved away, where nothing came in its place."""
@@ -142,11 +156,7 @@ class Destination:
                 manifest = load_manifest(folder)
             except StoreError as error:
                 raise OutputError(f"{error}; what it lists cannot be replaced: remove it yourself") from error
-            listed.add(folder / MANIFEST_NAME)
-            listed |= {folder / PROVENANCE_NAME / file.name for file in manifest.provenance}
-            for shard in manifest.outputs:
-                inside = folder / shard.prefix if shard.format == "keyed" else (folder / shard.prefix).parent
-                listed |= {inside / file.name for file in shard.files}
+            listed |= {folder / MANIFEST_NAME, *(folder / name for name in manifest.file_sizes())}
         return listed
 
     def _make(self, folder: Path) -> None:

@@ -77,20 +77,31 @@ def run(request: Request, parts: Parts, *, dry_run: bool, on_progress: OnProgres
         )
         files = [file for source in sources for file in source.files]
         destination = Destination(request.output, overwrite=options.overwrite, sources=files)
-        destination.check()
         shards = request.shards if options.shards is None else options.shards
         folders = tuple(_folder(name, pieces, sources, shards, kinds.format) for name, pieces in parts(sources))
         plan = CopyPlan(folders=folders, dtypes=kinds.dtypes, format=kinds.format)
         notes = [*request.notes, *kinds.warnings, *mode_notes, *tokenizer_notes, *_plan_notes(request, sources, plan)]
         report = _planned(request, plan, kinds, sources, notes)
+        copier = Copier(plan, kinds, sources, modes=modes, on_progress=on_progress or (lambda progress: None))
+        kept = _kept(request, shards)
+        found = None
+        if not options.overwrite and not dry_run:
+            found = copier.find_made(destination.path, tool=request.tool, request=kept)
+        if found is None:
+            destination.check()
         if dry_run:
             return report
-        copier = Copier(plan, kinds, sources, modes=modes, on_progress=on_progress or (lambda progress: None))
-        with destination:
-            made, inputs = copier.run(
-                destination.output, tool=request.tool, request=_kept(request, shards), tokenizer=tokenizer
+        if found is not None:
+            destination.clear()
+            made, inputs = found
+            notes.append(
+                "the output is complete already: the same sources and options made it, and nothing is done (--overwrite"
+                " makes it anew)"
             )
-            destination.commit()
+        else:
+            with destination:
+                made, inputs = copier.run(destination.output, tool=request.tool, request=kept, tokenizer=tokenizer)
+                destination.commit()
         if copier.inner_borders:
             notes.append(
                 f"{kinds.format} keeps no sequences within documents: {copier.inner_borders:,} inner borders are not in"

@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.io import FileSum, file_sum
+from headrace.prepare.filters import function_fingerprint
 from headrace.prepare.ledger import RunLedger
 from headrace.prepare.run_plan import RunPlan
 from headrace.prepare.run_state import RunState
@@ -128,7 +129,7 @@ def build_manifest(
             InputFile(path=file.name, format=file.format, size=file.size_bytes, xxh3_128=digest)
             for file, digest in zip(plan.files, ledger.state.hashes, strict=True)
         ),
-        options=_options(plan),
+        options=described_options(plan),
         tokenizer=TokenizerInfo(
             source=plan.tokenizer.name,
             xxh3_128=plan.tokenizer.fingerprint,
@@ -218,10 +219,14 @@ def _check_parallel(plan: RunPlan, outputs: Sequence[OutputShard]) -> dict[str, 
     return {column.key: values[column.key] for column in plan.columns if column.kind == "ids"}
 
 
-def _options(plan: RunPlan) -> dict[str, Any]:
-    if plan.recipe is not None:
-        return plan.recipe.described
+def described_options(plan: RunPlan) -> dict[str, Any]:
+    """What a manifest says of the options of a run."""
     options = plan.options
+    function = options.filters.function
+    # What was called may be other code tomorrow.
+    code = {} if function is None else {"filter": function_fingerprint(function)}
+    if plan.recipe is not None:
+        return {**plan.recipe.described, **code}
     names = ("records", "tokens", "filters", "deduplicate", "output", "errors")
     # By way of JSON, so that what is returned equals what is read back.
-    return {name: msgspec.json.decode(msgspec.json.encode(getattr(options, name))) for name in names}
+    return {**{name: msgspec.json.decode(msgspec.json.encode(getattr(options, name))) for name in names}, **code}

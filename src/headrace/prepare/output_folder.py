@@ -9,7 +9,8 @@
                           commit.json      all is complete: files are being moved up into DIR
 
 A killed run leaves the hidden folder. The same run goes on from it; another one is refused until told to discard it.
-Where the move had begun, the next run completes it first.
+Where the move had begun, the next run completes it first. A run that is killed behind its last change, before it could
+say so, leaves its output alone: the same run finds that it made it, and has nothing left to do.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -27,7 +28,7 @@ from typing import IO, Any
 from headrace.errors import OutputError, StoreError
 from headrace.io import atomic_write, claim_folder, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.prepare.run_state import differences
-from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, load_manifest
+from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 
 WORK_NAME = ".headrace-prepare"
 RUN_NAME = "run.json"
@@ -58,6 +59,7 @@ class OutputFolder:
         self._replaced: list[str] = []
         self._run: Mapping[str, Any] | None = None
         self._completed: Mapping[str, Any] | None = None
+        self._found: Manifest | None = None
         self._keep = False
 
     def __enter__(self) -> OutputFolder:
@@ -68,7 +70,8 @@ class OutputFolder:
                 self._complete_commit()
                 # Whatever goes wrong before `begin`, an unfinished run is not this one's to throw away.
                 self._keep = self._unfinished() is not None
-            if self._completed is None:  # else only `begin` can tell whether that is the output asked for
+            self._found = None if self._overwrite or self._keep else self._whole_output()
+            if self._found is None:  # else only `begin` can tell whether that is the output asked for
                 self._check_content()
         except BaseException:
             self._leave()
@@ -80,16 +83,25 @@ class OutputFolder:
     ) -> None:
         self._leave()
 
-    def begin(self, run: Mapping[str, Any]) -> bool:
-        """Begin or continue this run; ``run`` is what decides its bytes, as JSON. True where it is complete already.
+    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
+        """Begin or continue this run. Where it is complete already, nothing is to be done but to say the answer.
+
+        Args:
+            run: what decides its bytes, as JSON.
+            is_made: whether output with this manifest, which is here whole, is what the run would make.
 
         Raises:
             OutputError: the folder is taken, or another run was left unfinished in it.
         """
         run = json.loads(json.dumps(run))
         if self._completed is not None and self._completed == run:
-            return True
-        if self._completed is not None:
+            return "the run was complete, but for the move of its files, which is done now"
+        if self._found is not None and is_made(self._found):
+            return (
+                "the output is complete already: the same inputs and options made it, and nothing is done "
+                "(--overwrite makes it anew)"
+            )
+        if self._found is not None or self._completed is not None:
             self._check_content()
         with output_errors(self.work, "use as the work folder"):
             before = self._unfinished()
@@ -104,18 +116,20 @@ class OutputFolder:
                     )
                 self._remove_temporaries()
                 self._run = run
-                return False
+                return ""
             self._keep = False
             self._clear()
             atomic_write(self.work / RUN_NAME, json.dumps(run).encode())
             self._run = run
-        return False
+        return ""
 
     @property
     def earlier(self) -> Mapping[str, Any]:
-        """What an unfinished run here said of itself, or one that was complete but for its move; else nothing."""
+        """What an unfinished run here said of itself, or one whose output is here; else nothing."""
         if self._completed is not None:
             return self._completed
+        if self._found is not None:
+            return self._found.options
         return (None if self._restart else self._unfinished()) or {}
 
     def keep(self) -> None:
@@ -193,6 +207,14 @@ class OutputFolder:
         except (FileNotFoundError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
+
+    def _whole_output(self) -> Manifest | None:
+        """The manifest of the output that is here, where all its files are."""
+        try:
+            manifest = load_manifest(self.path)
+        except StoreError:
+            return None
+        return manifest if manifest.is_complete(self.path) else None
 
     def _make(self, folder: Path) -> None:
         missing = []
@@ -276,10 +298,7 @@ class OutputFolder:
 
 def _file_names(manifest: Manifest) -> list[str]:
     """All files that a manifest speaks of, relative to its folder."""
-    names = [f"{PROVENANCE_NAME}/{file.name}" for file in manifest.provenance]
-    for shard in manifest.outputs:
-        folder = Path(shard.prefix) if shard.format == "keyed" else Path(shard.prefix).parent
-        names += [(folder / file.name).as_posix() for file in shard.files]
+    names = list(manifest.file_sizes())
     if any(shard.format == "tar" for shard in manifest.outputs):
         names += [name for name in manifest.options.get("meta_files", ()) if name.startswith(".nv-meta/")]
     domains = dict.fromkeys(Path(shard.prefix).parent for shard in manifest.outputs)

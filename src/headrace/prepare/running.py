@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.io import atomic_write, file_sum
 from headrace.prepare.filters import function_fingerprint
+from headrace.prepare.finishing import described_options
 from headrace.prepare.output_folder import OutputFolder
 from headrace.prepare.run_plan import RunPlan, TextProgress
 from headrace.prepare.sources import SourceFile
@@ -47,14 +48,32 @@ def run_in(
         "filter": function_fingerprint(function) if function else "",
         **deciding,
     }
-    if folder.begin(run):
-        on_notice("the run was complete, but for the move of its files, which is done now")
+    if complete := folder.begin(run, is_made=lambda manifest: is_made(plan, manifest)):
+        on_notice(complete)
         return load_manifest(folder.path)
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
     run_of_plan = TextRun(plan, folder, on_progress=on_progress or (lambda progress: None), on_notice=on_notice)
     manifest, moves = run_of_plan.run()
     folder.commit(moves)
     return manifest
+
+
+def is_made(plan: RunPlan, manifest: Manifest) -> bool:
+    """Whether a plan would make what this manifest lists. Cost: the inputs are read, once all else is the same."""
+    tokenizer, backend = manifest.tokenizer, manifest.backend
+    if tokenizer is None or backend is None or manifest.options != described_options(plan):
+        return False
+    if (tokenizer.xxh3_128, tokenizer.eod, tokenizer.bos) != (plan.tokenizer.fingerprint, plan.eod, plan.bos):
+        return False
+    if (backend.name, backend.version) != (plan.choice.name, plan.choice.version):
+        return False
+    known = [(file.path, file.format, file.size) for file in manifest.inputs]
+    if known != [(file.name, file.format, file.size_bytes) for file in plan.files]:
+        return False
+    return all(
+        file.fault or file_sum(file.path).xxh3_128 == entry.xxh3_128
+        for file, entry in zip(plan.files, manifest.inputs, strict=True)
+    )
 
 
 def _described(file: SourceFile) -> dict[str, Any]:

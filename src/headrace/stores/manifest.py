@@ -149,6 +149,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """All keys, in the order of the shards; those of a keyed shard by name."""
         return tuple(dict.fromkeys(key for shard in self.outputs for key in shard.keys))
 
+    def file_sizes(self) -> dict[str, int]:
+        """The sizes of the files that are listed with one: shards and origins, by their names in the folder."""
+        sizes = {f"{PROVENANCE_NAME}/{file.name}": file.size for file in self.provenance}
+        for shard in self.outputs:
+            folder = Path(shard.prefix) if shard.format == "keyed" else Path(shard.prefix).parent
+            sizes |= {(folder / file.name).as_posix(): file.size for file in shard.files}
+        return sizes
+
+    def is_complete(self, folder: Path) -> bool:
+        """Whether all these files are in the folder, in their sizes. No byte of them is read."""
+        try:
+            return all(
+                (folder / safe_relative(name)).stat().st_size == size for name, size in self.file_sizes().items()
+            )
+        except OSError:
+            return False
+
     def faults(self) -> Iterator[str]:
         """What does not add up within the manifest, in words.
 

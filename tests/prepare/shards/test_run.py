@@ -354,3 +354,24 @@ def test_files_torn_by_a_loss_of_power(
         path.write_bytes(path.read_bytes()[:-7] if cut else b"")
     run()
     assert faults.content(output) == wanted["tables"]
+
+
+@pytest.mark.usefixtures("small_run")
+def test_the_same_run_over_a_folder_finds_that_it_is_complete(tmp_path: Path) -> None:
+    """As after a kill that came before the process could say so."""
+    write_pictures(tmp_path, 5)
+    notices: list[str] = []
+
+    def run() -> Manifest:
+        return prepare_shards([tmp_path / "pictures"], tmp_path / "out", on_notice=notices.append)
+
+    run()
+    wanted = faults.content(tmp_path / "out")
+    notices.clear()
+    run()
+    assert [notice[:30] for notice in notices] == ["the output is complete already"]
+    assert faults.content(tmp_path / "out") == wanted
+    picture = next(iter((tmp_path / "pictures").rglob("*.*")))
+    picture.write_bytes(picture.read_bytes()[::-1])
+    with pytest.raises(OutputError, match="holds the output of an earlier run"):
+        run()

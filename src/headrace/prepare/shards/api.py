@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headrace.errors import MissingExtraError
 from headrace.prepare.output_folder import OutputFolder
+from headrace.prepare.shards.finishing import is_made
 from headrace.prepare.shards.inputs import choose_parts, find_media
 from headrace.prepare.shards.messages import ShardProgress
 from headrace.prepare.shards.options import ShardOptions, check_options
@@ -55,8 +56,9 @@ def prepare_shards(
             for given, specs in zip(found, parts, strict=True):
                 if specs:
                     notice(f"{given.name}: {', '.join(map(str, specs))}")
-        if folder.begin(deciding([described(given) for given in found], parts, options)):
-            notice("the run was complete, but for the move of its files, which is done now")
+        described_run = deciding([described(given) for given in found], parts, options)
+        if complete := folder.begin(described_run, is_made=lambda manifest: is_made(manifest, found, parts, options)):
+            notice(complete)
             return load_manifest(folder.path)
         tasks = plan_survey(found, options, Path(folder.work) / LISTINGS_NAME, notice)
         run = ShardRun(

@@ -13,6 +13,7 @@ from headrace.errors import HeadraceError
 from headrace.io import file_sum
 from headrace.prepare.shards.filling import FileHashes
 from headrace.prepare.shards.inputs import MediaInput
+from headrace.prepare.shards.listing import group_files
 from headrace.prepare.shards.messages import FilledShard
 from headrace.prepare.shards.nv_meta import META_FILES, VOUCHED_META_FILES
 from headrace.prepare.shards.options import PartSpec, ShardOptions
@@ -101,7 +102,7 @@ def build_manifest(
     seed = options.output.shuffle
     manifest = Manifest(
         inputs=_inputs(inputs, planned.hashes, totals, options),
-        options=_options(inputs, parts, options, planned),
+        options=_options(parts, options, planned),
         order=InputOrder() if seed is None else ShuffledOrder(seed=seed),
         outputs=tuple(totals.outputs),
         ledger=Ledger(documents=planned.documents, tokens=TokenLedger(made=0, kept=0), contents=planned.contents),
@@ -147,14 +148,41 @@ def _inputs(
     return (*first, *more)
 
 
-def _options(
-    inputs: Sequence[MediaInput], parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions, planned: Planned
-) -> dict[str, Any]:
+def _options(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions, planned: Planned) -> dict[str, Any]:
+    splits = {name: list(shards) for name, shards in planned.plan.splits.items()}
+    return {**_asked(parts, options), "splits": splits, "meta_files": list(META_FILES)}
+
+
+def _asked(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) -> dict[str, Any]:
     # By way of JSON, so that what is returned equals what is read back.
     groups = {
         name: msgspec.json.decode(msgspec.json.encode(getattr(options, name)))
         for name in ("source", "output", "errors")
     }
-    chosen = [[str(spec) for spec in specs] for specs in parts]
-    splits = {name: list(shards) for name, shards in planned.plan.splits.items()}
-    return {**groups, "kind": "shards", "parts": chosen, "splits": splits, "meta_files": list(META_FILES)}
+    return {**groups, "kind": "shards", "parts": [[str(spec) for spec in specs] for specs in parts]}
+
+
+def is_made(
+    manifest: Manifest, inputs: Sequence[MediaInput], parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions
+) -> bool:
+    """Whether a run would make what this manifest lists. Cost: the inputs are read, once all else is the same.
+
+    Not told where samples were left out, nor of tables that name files: which of them are in the shards takes a run.
+    """
+    planned = {name: manifest.options.get(name) for name in ("splits", "meta_files")}
+    if manifest.options != {**_asked(parts, options), **planned} or manifest.ledger.documents.dropped:
+        return False
+    found: list[tuple[str, str]] = []
+    for given in inputs:
+        if given.table is not None:
+            found.append((given.name, file_sum(given.table.path).xxh3_128))
+        if given.listing is None:
+            continue
+        total = FileHashes()
+        for group in group_files(given.listing, options.source.key_dots, None)[0]:
+            for _, file in group.files:
+                total.add(file.name, bytes.fromhex(file_sum(Path(given.root, file.name)).xxh3_128))
+        found.append((given.name, total.xxh3_128))
+        if given.captions is not None:
+            found.append((given.captions.name, file_sum(given.captions.path).xxh3_128))
+    return sorted(found) == sorted((file.path, file.xxh3_128) for file in manifest.inputs)
