@@ -85,7 +85,7 @@ class JsonlSamplesStore(SampleStore):
             record = data[begin:end].strip()
             if record[:1] != b"{" or record[-1:] != b"}":
                 raise InputError(
-                    f"{self.path}: sample {index}: by its index it is {record[:40]!r}, no JSON object from {{ to }}: the"
+                    f"{self.path}: sample {index}: by its index it is {record[:40]!r}, no JSON object: the"
                     " index is of another file; make it anew"
                 )
             found.append(RawSample(str(index), shard, index, {PART: record}))
