@@ -8,7 +8,8 @@ The name is a hash of what decides the content, so that what is found under it i
 that make it at the same time make the same. The folder appears as a whole, by one rename.
 
 Nothing of it is believed: all bytes are hashed before an array is handed out, and headers are parsed, not evaluated.
-That takes a tenth of a second a gigabyte of page cache; 0.8 GB are 10^8 entries of 8 bytes.
+That takes 0.15 s a gigabyte of page cache, 0.12 s for 10^8 entries of 8 bytes. No start that reads tokens, tars or
+windows alone opens such a folder.
 """
 
 from __future__ import annotations

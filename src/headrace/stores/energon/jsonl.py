@@ -85,8 +85,8 @@ class JsonlSamplesStore(SampleStore):
             record = data[begin:end].strip()
             if record[:1] != b"{" or record[-1:] != b"}":
                 raise InputError(
-                    f"{self.path}: sample {index}: {record[:40]!r} by its index is no JSON object from {{ to }}: the file"
-                    " was changed, or the index is of another one; make it anew"
+                    f"{self.path}: sample {index}: by its index it is {record[:40]!r}, no JSON object: the"
+                    " index is of another file; make it anew"
                 )
             found.append(RawSample(str(index), shard, index, {PART: record}))
         return found
