@@ -51,7 +51,7 @@ def test_three_parts_as_megatron_writes_them(run: Any) -> None:
 
 
 def test_a_single_prefix_with_a_weight(run: Any) -> None:
-    """Facts of megatron-core 0.16.1: of ``--train-data-path 1.0 A`` four files of its dataset, of ``--data-path`` a blend."""
+    """megatron-core 0.16.1: of ``--train-data-path 1.0 A`` the four files of a dataset, of ``--data-path`` a blend."""
     shared = ("--sequence-length", 16, "--tokenizer-identifiers", "tokenizer.json", "--num-samples", 200)
     own = ("--data-of", "train", "--path-to-cache")
     assert run("export-cache", "1.0", "data/web", *shared, *own, "own").exit_code == 0

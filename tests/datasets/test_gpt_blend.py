@@ -72,7 +72,7 @@ def test_data_paths_as_megatron_writes_them(folder: Path) -> None:
 
 
 def test_a_single_prefix_with_a_weight(folder: Path) -> None:
-    """Of a part's own list it is the dataset itself, of ``--data-path`` a blend; tests/interop compares with Megatron."""
+    """Of the list of one part it is the dataset itself, of ``--data-path`` a blend; see tests/interop."""
     wanted: list[int | None] = []
     path = f"1.0 {folder}/a"
 

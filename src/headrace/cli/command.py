@@ -54,6 +54,15 @@ def is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
+_PATHS = ("DATA", "DATASET", "DIR", "DST", "FILE", "INPUT", "PATH", "RECIPE", "SOURCE", "SRC")
+
+
+def _names_paths(param: click.Parameter) -> bool:
+    """Whether a parameter takes paths, which its metavar says."""
+    shown = (param.metavar or "").strip("[]").removesuffix("...")
+    return shown in _PATHS
+
+
 class Command(click.Command):
     """A command whose `HeadraceError`s end it with a message and their exit code; other exceptions show a traceback."""
 
@@ -70,6 +79,9 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
+            from headrace.io import check_local
+
+            check_local(*(ctx.params[param.name] for param in self.params if param.name and _names_paths(param)))
             with _terminable():
                 return super().invoke(ctx)
         except HeadraceError as error:

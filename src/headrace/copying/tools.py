@@ -15,7 +15,7 @@ from headrace.copying.report import CopyReport
 from headrace.copying.run import OnProgress, Request, run
 from headrace.copying.sources import Source, expand
 from headrace.errors import ConfigError, StoreError
-from headrace.io import safe_relative
+from headrace.io import check_local, safe_relative
 
 Place = str | os.PathLike[str]
 
@@ -51,6 +51,7 @@ def merge(
         StoreError: a source is missing or damaged, or is not what its manifest says.
         OutputError: the place is taken, or the system refuses a write.
     """
+    check_local(sources, output)
     check_sort_by(sort_by)
     if isinstance(sources, str | os.PathLike) or not sources:
         raise ConfigError("merge takes a list of stores, at least one")
@@ -92,6 +93,7 @@ def convert(
         StoreError: as `merge`.
         OutputError: as `merge`.
     """
+    check_local(source, output)
     given = options or CopyOptions()
     if given.format not in (None, format):
         raise ConfigError(f"format={format!r}, but the options say {given.format!r}")
@@ -136,6 +138,7 @@ def split(
         StoreError: as `merge`.
         OutputError: as `merge`.
     """
+    check_local(source, output)
     if isinstance(into, int) and into < 1:
         raise ConfigError(f"{into} parts: at least one is needed")
     if names is None:

@@ -87,7 +87,7 @@ class GPTBlend(Dataset):
         era: Era = "core",
         allow_different_tokenizers: bool = False,
     ) -> Dataset:
-        """What Megatron's builder makes of ``--data-path``, or of a part's own list (``--train-data-path`` and its like).
+        """What Megatron's builder makes of ``--data-path``, or of the list of one part (``--train-data-path``).
 
         A single prefix is its dataset. With a weight it is so in a part's own list only: ``--data-path 1.0 A`` is a
         blend of one dataset, which Megatron builds for 0.5 % more samples and caches under other names.

@@ -44,6 +44,7 @@ from headrace.plan.megatron.cache_names import (
 )
 from headrace.stores import Problem, Store
 from headrace.stores.index_cache import map_array, read_text
+from headrace.stores.types import check_local
 
 _CHUNK = 1 << 20
 
@@ -105,6 +106,7 @@ def open_cache(
             looks like, other data or other options.
         StoreError: there is no whole cache, or there are no data.
     """
+    check_local(path)
     files = cache_at(Path(path))
     reading = CacheReading(add_extra_token_to_sequence, drop_last_partial_validation_sequence, moved, masks)
     return CachedGPTBlend(files, reading) if files.description.is_blend else CachedGPTDataset(files, reading)

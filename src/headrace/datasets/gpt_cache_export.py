@@ -29,6 +29,7 @@ from headrace.plan.megatron.cache_names import (
 )
 from headrace.stores import IndexedStore
 from headrace.stores.index_cache import ChunkedArray, write_cache
+from headrace.stores.types import check_local
 
 _CHUNK = 1 << 20
 
@@ -72,6 +73,7 @@ def export_cache(
         ConfigError: Megatron has no such order, or could not find it.
         OutputError: the system refuses, or another cache is there.
     """
+    check_local(path_to_cache)
     if (tokenizer is None) != (era == "core_v0.4"):
         raise ConfigError(
             f"the tokenizer is {tokenizer!r} and the era {era!r}: the names hash the tokenizer's unique_identifiers,"

@@ -62,7 +62,7 @@ class GPTMasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def of(cls, tokenizer: Any, *, allow_ambiguous_pad_tokens: bool = False, **options: bool) -> GPTMasks:
-        """The masks for a tokenizer of Megatron's kind, with its ``eod``, and its ``pad`` as ``MegatronDataset`` takes it.
+        """The masks for a tokenizer of Megatron's kind: its ``eod``, and its ``pad`` as ``MegatronDataset`` has it.
 
         The pad is -1, which no token is, where
 

@@ -34,6 +34,7 @@ from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
 from headrace.plan.recipe import PARTS, undrawn
 from headrace.stores import SampleStore, Store
 from headrace.stores.json_file import write_json_file
+from headrace.stores.types import check_local
 
 if TYPE_CHECKING:
     from headrace.datasets.encoded.framed_run import FramedRun
@@ -145,6 +146,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     Raises:
         StateError: it cannot be read, is something else, or of a later version.
     """
+    check_local(path)
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -169,6 +171,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
 
 def save_run(run: Run | FramedRun, path: str | os.PathLike[str], *, position: int | None, step: int | None) -> None:
     """Write a run into a file, or behind those that are in it; see ``Run.save``."""
+    check_local(path)
     before = read_run_file(path) if Path(path).exists() else None
     if position is None:
         if before is not None and not _is_same(before.runs[-1], _saved(run, 0, 0)):

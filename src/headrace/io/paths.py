@@ -11,6 +11,7 @@ MAX_EXPANDED = 1_000_000
 """More names than this from one pattern is taken for a slip of the pen."""
 
 _DIGITS = re.compile(r"([0-9]+)")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 
@@ -30,6 +31,30 @@ def natural_key(name: str) -> NaturalKey:
     # The split alternates text and digits and begins with text, so equal positions hold equal types.
     key = tuple(int(part) if at % 2 else _utf8(part) for at, part in enumerate(parts))
     return key, _utf8(name)
+
+
+def check_local(*paths: object) -> None:
+    """Refuse paths with a scheme, such as ``s3://bucket/data``, before anything is read or written.
+
+    The files of this machine are all there is; as a path, ``s3://bucket`` would be a folder that is called ``s3:``.
+    Such a folder is named by ``./s3:/bucket``. Lists are looked through; what is no path is passed over.
+
+    Raises:
+        ConfigError: a path has a scheme, ``file://`` too.
+    """
+    for path in paths:
+        if isinstance(path, list | tuple):
+            check_local(*path)
+        elif isinstance(path, str) and (found := _SCHEME.match(path)):
+            scheme = found[0]
+            if scheme.lower() == "file://":
+                advice = "leave file:// out and give the path itself"
+            else:
+                advice = (
+                    "object stores and other remote places are not supported yet: copy or mount the data, and give its"
+                    f" path (./{path} is a path in a local folder that is called {scheme.removesuffix('//')})"
+                )
+            raise ConfigError(f"{path}: the scheme {scheme} is not supported; allowed are local paths; {advice}")
 
 
 def expand_braces(pattern: str) -> list[str]:

@@ -17,6 +17,7 @@ import msgspec
 
 from headrace.encoders import Fault, FaultLog, FaultReport
 from headrace.errors import ConfigError
+from headrace.io import check_local
 from headrace.loader.spans import Batch, Span
 
 
@@ -99,6 +100,7 @@ def report_path(
     instead: str = "faults-{rank}.jsonl",
 ) -> str | None:
     """The file of a rank. Raises ConfigError for one file of several ranks."""
+    check_local(path)
     if path is None:
         return None
     name = os.fspath(path)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from headrace.datasets import FramedRun, Run
 from headrace.encoders import Fault, FaultLog, carried
 from headrace.errors import ConfigError, StateError
-from headrace.io import atomic_write
+from headrace.io import atomic_write, check_local
 from headrace.loader.balancing import StepBalance
 from headrace.loader.costs import Balance
 from headrace.loader.faults import Counting, Ledger, report_path
@@ -298,6 +298,7 @@ class Loader:
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
         """Write what decides this run as JSON, once, beside the checkpoints."""
+        check_local(path)
         atomic_write(Path(path), self.run.recipe.to_json())
 
     def __len__(self) -> int:
@@ -312,6 +313,7 @@ class Loader:
 
 def load_recipe(path: str | os.PathLike[str]) -> Recipe:
     """The recipe that ``Loader.save_recipe`` wrote. Raises StateError when it cannot be read."""
+    check_local(path)
     try:
         return Recipe.from_json(Path(path).read_bytes())
     except OSError as error:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, InputError
+from headrace.io import check_local
 from headrace.prepare.backends import TRUTH, MismatchError, choose_backend
 from headrace.prepare.forecast import Tasks, forecast_disk, forecast_seconds
 from headrace.prepare.options import TextOptions, check_options
@@ -76,6 +77,7 @@ def estimate_text(
         InputError: a file cannot be read, or there are no records. Bad records are counted.
         MissingExtraError: as `prepare_text`.
     """
+    check_local(inputs)
     options = options or TextOptions()
     check_options(options)
     if any(os.fspath(name) == "-" for name in inputs):

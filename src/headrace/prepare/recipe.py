@@ -10,6 +10,7 @@ from typing import BinaryIO
 import msgspec
 
 from headrace.errors import ConfigError
+from headrace.io import check_local
 from headrace.prepare.estimate import Estimate, estimate_plan
 from headrace.prepare.filters import FilterSpec
 from headrace.prepare.options import (
@@ -92,6 +93,7 @@ def prepare_recipe(
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: a package is needed that is not installed.
     """
+    check_local(recipe, inputs, output)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
     notice = on_notice or (lambda message: None)
     with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from headrace.io import check_local
 from headrace.prepare.backends import choose_backend
 from headrace.prepare.first_documents import prove_first_documents
 from headrace.prepare.options import TextOptions, check_options
@@ -51,6 +52,7 @@ def prepare_text(
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: the input or the tokeniser asked for needs a package that is not installed.
     """
+    check_local(inputs, output)
     options = options or TextOptions()
     check_options(options)
     loaded = load_tokenizer(tokenizer)

@@ -10,7 +10,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError
-from headrace.io import hash_bytes
+from headrace.io import check_local, hash_bytes
 
 FILE_NAME = "tokenizer.json"
 
@@ -116,6 +116,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
     Raises:
         ConfigError: there is none, or it cannot be read as one.
     """
+    check_local(path)
     name = os.fspath(path)
     file = Path(name)
     if file.is_dir():

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import Reader, reader
+from headrace.io import Reader, check_local, reader
 from headrace.stores.arguments import read_only
 from headrace.stores.cutting import cut_at
 from headrace.stores.hdf5_layout import DatasetOrder, check_order, missing_numbers, read_layout
@@ -58,6 +58,7 @@ class Hdf5Store(SegmentedStore):
         order: DatasetOrder = "number",
         vouched: OutputShard | None = None,
     ) -> None:
+        check_local(path)
         check_order(order)
         self.file = os.fspath(path)
         self._reader = reader(using)

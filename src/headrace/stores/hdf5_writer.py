@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError
-from headrace.io import file_sum, output_errors, sync_folder
+from headrace.io import check_local, file_sum, output_errors, sync_folder
 from headrace.stores.hdf5_layout import SUFFIXES, load_h5py
 from headrace.stores.token_file import checked_lengths, checked_tokens
 from headrace.stores.writer_keys import check_given, checked_keys
@@ -210,6 +210,7 @@ def write_hdf5(path: str | os.PathLike[str], arrays: Mapping[str, Sequence[NDArr
         OutputError: the system refuses.
         MissingExtraError: h5py is not installed.
     """
+    check_local(path)
     dtypes = {}
     for key, parts in arrays.items():
         found = dict.fromkeys(part.dtype for part in parts)

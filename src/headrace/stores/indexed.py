@@ -14,7 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import StoreError
-from headrace.io import Reader, reader
+from headrace.io import Reader, check_local, reader
 from headrace.stores.arguments import by_keys, check_range, document_number, positions, read_only
 from headrace.stores.indexed_arrays import token_ids
 from headrace.stores.indexed_check import check_indexed
@@ -62,6 +62,7 @@ class IndexedStore(Store):
         vouched: OutputShard | None = None,
         options: IndexedOptions = AS_FOUND,
     ) -> None:
+        check_local(prefix)
         self.path = self.prefix = os.fspath(prefix)
         self.options = options
         self._reader = reader(using)

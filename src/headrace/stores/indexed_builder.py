@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError
+from headrace.io import check_local
 from headrace.stores.indexed import IndexedStore
 from headrace.stores.indexed_dialects import AS_FOUND, Dialect, IndexedOptions, code_of
 from headrace.stores.indexed_layout import Layout
@@ -61,6 +62,7 @@ class IndexedDatasetBuilder:
         *,
         dialect: Dialect = "megatron",
     ) -> None:
+        check_local(bin_path)
         IndexedOptions(dialect=dialect)  # which refuses an unknown one
         if multimodal and dialect == "fairseq":
             raise ConfigError(f"{bin_path}: multimodal=True and dialect='fairseq': fairseq's layout has no modes")
@@ -146,6 +148,7 @@ class IndexedDatasetBuilder:
             InputError: modes that do not fit.
             OutputError: as `add_item`.
         """
+        check_local(path_prefix)
         self._check_open("add an index")
         self._check_ended("add_index")
         with contextlib.closing(open_pair(path_prefix, using="pread", options=options)) as store:
@@ -164,6 +167,7 @@ class IndexedDatasetBuilder:
             ConfigError: sequences that belong to no document: call `end_document`, and this again.
             OutputError: the system refuses; neither file is there then.
         """
+        check_local(idx_path)
         self._check_open("finalize")
         self._check_ended("finalize")
         self._flush()

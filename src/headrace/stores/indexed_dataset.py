@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import StoreError
+from headrace.io import check_local
 from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
 from headrace.stores.indexed_pairs import SUFFIXES, open_pair
 from headrace.stores.types import TokenArray
@@ -47,6 +48,7 @@ class IndexedDataset:
         dialect: Dialect | None = None,
         documents: Documents = "indices",
     ) -> None:
+        check_local(path_prefix)
         options = IndexedOptions(dialect=dialect, documents=documents)
         self.path_prefix = os.fspath(path_prefix)
         self.multimodal = multimodal
@@ -80,6 +82,7 @@ class IndexedDataset:
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str]) -> bool:
         """Whether both files are there."""
+        check_local(path_prefix)
         return all(Path(f"{os.fspath(path_prefix)}{suffix}").is_file() for suffix in SUFFIXES)
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import OutputError, StoreError
-from headrace.io import AtomicFile, reader
+from headrace.io import AtomicFile, check_local, reader
 from headrace.stores.indexed_layout import Layout, dtype_code
 from headrace.stores.indexed_opening import open_index
 from headrace.stores.token_file import CHUNK, LengthChunks, checked_lengths, checked_tokens
@@ -52,6 +52,7 @@ class IndexedWriter(Writer):
         state: WriterState | None = None,
         resumable: bool = False,
     ) -> None:
+        check_local(prefix)
         self._prefix = os.fspath(prefix)
         self._code = dtype_code(dtype, ids=ids)
         self._dtype = Layout(self._code, 0, 1).dtype

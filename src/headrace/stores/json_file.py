@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.io import atomic_write
+from headrace.io import atomic_write, check_local
 
 
 def write_json_file(path: str | os.PathLike[str], value: Any) -> None:
@@ -17,4 +17,5 @@ def write_json_file(path: str | os.PathLike[str], value: Any) -> None:
     Raises:
         OutputError: the system refuses; what was there is as it was.
     """
+    check_local(path)
     atomic_write(Path(path), msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import Reader, reader
+from headrace.io import Reader, check_local, reader
 from headrace.stores.arguments import read_only
 from headrace.stores.cutting import cut_at
 from headrace.stores.json_object import JsonStore, can_be, reopened_by
@@ -198,6 +198,7 @@ def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: st
         StoreError: neither; says what was expected.
         ConfigError: there is no such key.
     """
+    check_local(path)
     name = os.fspath(path)
     using = reader(using)
     if name.endswith(".json") or is_object(name, using):

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import Reader, reader
+from headrace.io import Reader, check_local, reader
 from headrace.stores.arguments import by_keys, check_range, document_number, positions
 from headrace.stores.keyed_check import check_keyed
 from headrace.stores.keyed_layout import META_NAME, KeyLayout, parse_bounds, parse_meta
@@ -55,6 +55,7 @@ class KeyedStore(Store):
         using: str | Reader = "mmap",
         vouched: OutputShard | None = None,
     ) -> None:
+        check_local(folder)
         self.path = self.folder = os.fspath(folder)
         self._reader = reader(using)
         self._vouched = vouched

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.io import AtomicFile, output_errors
+from headrace.io import AtomicFile, check_local, output_errors
 from headrace.stores.keyed_layout import (
     META_NAME,
     KeyLayout,
@@ -62,6 +62,7 @@ class KeyedWriter(Writer):
         state: WriterState | None = None,
         resumable: bool = False,
     ) -> None:
+        check_local(folder)
         self._folder = Path(folder)
         if not dtypes:
             raise ConfigError(f"{self._folder}: dtypes names no key; a keyed store has at least one")

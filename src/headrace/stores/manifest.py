@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import StoreError
-from headrace.io import FileSum, atomic_write, hash_bytes, safe_relative
+from headrace.io import FileSum, atomic_write, check_local, hash_bytes, safe_relative
 from headrace.stores.ledger import ContentLedger, Ledger
 from headrace.stores.manifest_output import OutputShard, file_faults
 from headrace.stores.store import Problem
@@ -248,6 +248,7 @@ def save_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> Manifes
         StoreError: the manifest does not add up; nothing is written.
         OutputError: the system refuses.
     """
+    check_local(folder)
     for fault in manifest.faults():
         raise StoreError(f"the manifest for {os.fspath(folder)} is not written: {fault}")
     complete = _with_hash(manifest)
@@ -261,6 +262,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     Raises:
         StoreError: missing, not a manifest of a known version, changed by so much as a bit, or it does not add up.
     """
+    check_local(folder)
     path = Path(folder) / MANIFEST_NAME
     try:
         data = path.read_bytes()

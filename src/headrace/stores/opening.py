@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import Reader
+from headrace.io import Reader, check_local
 from headrace.stores import hdf5_layout, jsonl
 from headrace.stores.aleph_alpha import META_SUFFIX
 from headrace.stores.folders import Opening, check_only_key, holds_shards, listed_keys, open_folder
@@ -56,6 +56,7 @@ def open(  # noqa: A001 - headrace.open
         ConfigError: as `open_tokens`; or an option is of the other kind of store.
         InputError: a tar is faulty or compressed.
     """
+    check_local(path)
     layout = sample_layout(path, reader)
     if layout is not None:
         given = [name for name, value in options.items() if value != _DEFAULTS.get(name, _NOTHING)]
@@ -107,6 +108,7 @@ def open_tokens(
         ConfigError: there is no such key, or the option is unknown, or is for pairs and there are none.
         MissingExtraError: it is HDF5, and h5py is not installed.
     """
+    check_local(path)
     name = os.fspath(path)
     _refuse_samples(name, reader)
     options = IndexedOptions(dialect=dialect, documents=documents)
@@ -162,6 +164,8 @@ def open_keys(
         StoreError: as `open`.
         ConfigError: as `open`.
     """
+
+    check_local(path)
 
     def opened(key: str | None) -> Store:
         return open_tokens(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.stores import KeyedStore, KeyedWriter, open_keys, write_hdf5
+from headrace.stores.types import check_local
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,7 @@ def detect_format(path: str | os.PathLike[str]) -> FormatName:
         ConfigError: a file of another suffix; it is a ValueError.
         NoDataError: nothing is there; it is a FileNotFoundError.
     """
+    check_local(path)
     place = Path(path)
     if place.is_file():
         suffix = place.suffix.lower()
@@ -62,6 +64,7 @@ def save_h5(folder: str | os.PathLike[str], name: str, tensors: Mapping[str, Seq
         OutputError: the system refuses.
         MissingExtraError: h5py is not installed.
     """
+    check_local(folder)
     if Path(name).name != name:
         raise ConfigError(f"{name!r} is not the name of a file in {os.fspath(folder)}")
     _make(Path(folder))
@@ -82,6 +85,7 @@ def load_h5(
         StoreError: no such files, or they are damaged, or of different keys.
         MissingExtraError: h5py is not installed.
     """
+    check_local(path)
     import torch
 
     tensors = {}
@@ -106,6 +110,7 @@ def save_bin(
         InputError: a key without tensors or with several dtypes, or keys with different numbers of records.
         OutputError: the system refuses.
     """
+    check_local(folder)
     arrays = {key: _arrays(key, parts) for key, parts in tensors.items()}
     for key, parts in arrays.items():
         if len({part.dtype for part in parts}) != 1:
@@ -128,6 +133,7 @@ def load_bin(folder: str | os.PathLike[str]) -> dict[str, list[Tensor]]:
     Raises:
         StoreError: no ``meta.json``, or the folder is damaged.
     """
+    check_local(folder)
     import torch
 
     store = KeyedStore(folder)

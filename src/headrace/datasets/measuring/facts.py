@@ -20,6 +20,7 @@ from headrace.plan import IntArray
 from headrace.plan.measured import Facts, Grouping
 from headrace.plan.measured.grouping import Remainder
 from headrace.stores import check_arrays, find_arrays
+from headrace.stores.types import check_local
 
 
 class FaultCount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +100,7 @@ class MeasuredFacts:
         Raises:
             StoreError: none are there, or they are damaged.
         """
+        check_local(path)
         found = cls.find(Path(path))
         if found is None:
             raise StoreError(f"{path}: no facts are there; `headrace measure` prints the folder that it writes")

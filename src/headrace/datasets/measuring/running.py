@@ -25,6 +25,7 @@ from headrace.datasets.measuring.merging import find_chunk, keep_chunk, merged
 from headrace.datasets.pack_plans import cache_folder
 from headrace.errors import ConfigError, OutputError, StoreError, WorkerError
 from headrace.stores import keep_arrays
+from headrace.stores.types import check_local
 
 _CHUNK_SAMPLES: Final = 8192
 """What a process that is killed has to measure again, at most."""
@@ -72,6 +73,7 @@ def measure(
         OutputError: the folder cannot be written.
         WorkerError: a process ended.
     """
+    check_local(folder)
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it is at least 1, which measures in this process")
     measuring = Measuring(dataset, encoder, settings)
@@ -104,6 +106,7 @@ def find_facts(
 
 def facts_folder(folder: str | os.PathLike[str] | None) -> Path:
     """Where facts are kept. Raises ConfigError: there is no cache folder."""
+    check_local(folder)
     place = cache_folder("facts") if folder is None else Path(folder)
     if place is None:
         raise ConfigError("there is no folder for caches, as the user has no home: set HEADRACE_CACHE, or give folder=")

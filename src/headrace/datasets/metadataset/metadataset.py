@@ -20,6 +20,7 @@ from headrace.datasets.mix import Mix
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.plan import BatchSchedule
 from headrace.stores.energon import Join, write_join
+from headrace.stores.types import check_local
 
 
 class TraversedDatasetReference(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +144,7 @@ def load_dataset(
         StoreError: the file is missing, or no YAML.
         ConfigError: it has unknown keys, or values that make no sense; names the place.
     """
+    check_local(path)
     if isinstance(metadataset, Mapping):
         where = "metadataset" if path is None else os.fspath(path)
         file = None if path is None else Path(path)
@@ -159,11 +161,13 @@ def load_dataset(
 
 def traverse_metadataset(path: str | os.PathLike[str], *, split_part: str) -> list[TraversedDatasetReference]:
     """The datasets that a split of a metadataset reaches; see `Metadataset.traverse`."""
+    check_local(path)
     return load_dataset(path).traverse(split_part)
 
 
 def prepare_metadataset(path: str | os.PathLike[str]) -> list[Join]:
     """Write the join indices of a metadataset; see `Metadataset.prepare`."""
+    check_local(path)
     return load_dataset(path).prepare()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.errors import ConfigError, InputError
+from headrace.io import check_local
 from headrace.prepare.energon.media_files import find_files, load_media, media_tasks
 from headrace.prepare.energon.metadataset import prepare_joins
 from headrace.prepare.energon.options import EnergonOptions, check_options
@@ -49,6 +50,7 @@ def prepare_energon(
         WorkerError: worker processes ended.
         MissingExtraError: facts of media are asked for, and what reads them is not installed.
     """
+    check_local(path)
     options = EnergonOptions() if options is None else options
     check_options(options)
     root = Path(path)

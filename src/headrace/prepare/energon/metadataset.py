@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import output_errors
+from headrace.io import check_local, output_errors
 from headrace.stores.energon.config_file import as_map, described, read_config
 from headrace.stores.energon.join_index import JoinColumn, cache_folder
 from headrace.stores.energon.join_writer import Join, write_join
@@ -77,6 +77,8 @@ def _leaves(node: Any, where: str, split_part: str) -> Iterator[tuple[str, dict[
 def _place(path: Path, named: str) -> Path:
     """Where a path in the metadataset ``path`` leads; it may be written as ``file://``."""
     protocol, separator, rest = named.partition("://")
+    if protocol.lower() != "file":
+        check_local(named)
     return path.parent / (rest.removeprefix("localhost") if separator and protocol.lower() == "file" else named)
 
 

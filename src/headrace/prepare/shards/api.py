@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace.errors import MissingExtraError
+from headrace.io import check_local
 from headrace.prepare.output_folder import OutputFolder
 from headrace.prepare.shards.finishing import is_made
 from headrace.prepare.shards.inputs import choose_parts, find_media
@@ -46,6 +47,7 @@ def prepare_shards(
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: an input needs a package that is not installed.
     """
+    check_local(inputs, output)
     options = options or ShardOptions()
     notice = on_notice or (lambda message: None)
     check_ready(options)

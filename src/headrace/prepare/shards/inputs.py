@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import ConfigError, InputError
-from headrace.io import expand_braces, natural_key
+from headrace.io import check_local, expand_braces, natural_key
 from headrace.prepare.shards.listing import Listing, list_folder, load_captions
 from headrace.prepare.shards.messages import SPEC
 from headrace.prepare.shards.naming import image_part
@@ -67,6 +67,7 @@ def find_media(
         InputError: a file or folder cannot be read.
         MissingExtraError: a package for one of the formats is not installed.
     """
+    check_local(inputs)
     if not inputs:
         raise ConfigError(f"no input: name a folder of files, or tables ({_ENDINGS_IN_WORDS})")
     found: list[MediaInput] = []

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headrace.errors import ConfigError, InputError
-from headrace.io import expand_braces, natural_key
+from headrace.io import check_local, expand_braces, natural_key
 from headrace.prepare.sources.arrow import describe_arrow
 from headrace.prepare.sources.block import RecordSpec
 from headrace.prepare.sources.formats import (
@@ -54,6 +54,7 @@ def find_inputs(
         InputError: a file or folder cannot be read, is not what its name says, or lacks a column.
         MissingExtraError: a package for one of the formats is not installed.
     """
+    check_local(inputs)
     if not inputs:
         raise ConfigError(f"no input: name at least one file, folder or glob ({FORMATS_IN_WORDS})")
     files: list[SourceFile] = []

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import HeadraceError, StoreError
-from headrace.io import Reader, reader
+from headrace.io import Reader, check_local, reader
 from headrace.stores.arguments import positions, sample_numbers
 from headrace.stores.energon.checking import check_index, check_keys
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
@@ -64,6 +64,7 @@ class EnergonStore(SampleStore):
         strict: bool = True,
         hidden: bool = True,
     ) -> None:
+        check_local(path)
         self.path = os.fspath(path)
         self.root = Path(path)
         self._options = {

@@ -1,0 +1,159 @@
+"""Paths with a scheme that is not supported are refused by name, at every door, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import corpora
+import headrace
+from headrace import prepare, stores
+from headrace.cli import COMMANDS, main
+from headrace.datasets import MediaDataset
+from headrace.datasets.astrai import files
+from headrace.datasets.metadataset import load_dataset, prepare_metadataset
+from headrace.datasets.run_file import read_run_file
+from headrace.errors import ConfigError
+from headrace.io import check_local
+from headrace.loader import load_recipe
+from headrace.prepare.energon import prepare_energon
+from headrace.prepare.tokenizer import load_tokenizer
+
+REMOTE = "s3://bucket/data"
+REFUSED = r"s3://bucket/data: the scheme s3:// is not supported; allowed are local paths"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not list(tmp_path.glob("s3:*"))
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://b/x", "gs://b", "GS://b/x", "msc://p/x", "https://a.org/x.jsonl", "a+b.c-d://x"]
+)
+def test_any_scheme(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not supported; allowed are local paths; object stores"):
+        check_local("fine", [None, path])
+
+
+def test_a_file_scheme_is_said_plainly() -> None:
+    with pytest.raises(ConfigError, match="leave file:// out and give the path itself"):
+        check_local("file:///data/x")
+
+
+def test_a_folder_that_is_called_so(tmp_path: Path) -> None:
+    check_local("./s3:/x", "s3:/x", Path("s3:/x"), "/a/s3://x", "c:x", "://x", "1a://x", None, 3)
+    folder = tmp_path / "here" / "s3:"
+    folder.mkdir(parents=True)
+    corpora.write(folder / "x", [np.arange(9, dtype=np.uint16)])
+    assert len(headrace.open(f"{folder}//x")) == 1
+
+
+def path_options() -> list[tuple[str, str]]:
+    """Every parameter of every command that is told by its name to be a path, and a few that are not."""
+    found = []
+    for name in COMMANDS:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        for param in command.params:
+            shown = (param.metavar or "").strip("[].").lower()
+            if shown in ("data", "dataset", "dir", "dst", "file", "input", "path", "recipe", "source", "src"):
+                found.append((name, str(param.name)))
+            else:
+                # A new one that takes paths has one of these metavars: they decide what is looked at.
+                assert not any(str(param.name).endswith(word) for word in ("path", "file", "folder")), param
+    return found
+
+
+@pytest.mark.parametrize(("name", "tested"), path_options())
+def test_commands(name: str, tested: str, tmp_path: Path) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    words = [name]
+    for param in command.params:
+        value = REMOTE if param.name == tested else _some(param)
+        if param.name == tested or param.required:
+            words += [value] if isinstance(param, click.Argument) else [max(param.opts, key=len), value]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2, done.output
+    assert "s3://bucket/data: the scheme s3:// is not supported" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def _some(param: click.Parameter) -> str:
+    return str(next(iter(param.type.choices))) if isinstance(param.type, click.Choice) else "1"
+
+
+def gpt(path: Any) -> Any:
+    return headrace.GPTDataset(path, sequence_length=8)
+
+
+DOORS: dict[str, Callable[[Any], Any]] = {
+    "open": headrace.open,
+    "open_tokens": stores.open_tokens,
+    "open_keys": stores.open_keys,
+    "open of a list": lambda path: headrace.open([path]),
+    "IndexedDataset": headrace.IndexedDataset,
+    "IndexedDataset.exists": headrace.IndexedDataset.exists,
+    "IndexedDatasetBuilder": headrace.IndexedDatasetBuilder,
+    "IndexedStore": stores.IndexedStore,
+    "KeyedStore": stores.KeyedStore,
+    "load_manifest": stores.load_manifest,
+    "GPTDataset": gpt,
+    "GPTBlend.of": lambda path: headrace.GPTBlend.of(path, num_samples=None, build=lambda prefix, _: gpt(prefix)),
+    "open_cache": headrace.open_cache,
+    "export_cache": lambda path: headrace.export_cache(None, tokenizer={}, path_to_cache=path),  # type: ignore[arg-type]
+    "MediaDataset.open": MediaDataset.open,
+    "MeasuredFacts.open": headrace.MeasuredFacts.open,
+    "load_dataset": load_dataset,
+    "prepare_metadataset": prepare_metadataset,
+    "DatasetFactory.load": lambda path: headrace.DatasetFactory.load("seq", path, 8),
+    "save_h5": lambda path: files.save_h5(path, "x", {}),
+    "load_h5": files.load_h5,
+    "save_bin": lambda path: files.save_bin(path, {}),
+    "load_bin": files.load_bin,
+    "detect_format": files.detect_format,
+    "Run.load": lambda path: headrace.Run.load(path, {}),
+    "read_run_file": read_run_file,
+    "load_recipe": load_recipe,
+    "load_tokenizer": load_tokenizer,
+    "prepare_text in": lambda path: prepare.prepare_text([path], "out", "tokenizer.json"),
+    "prepare_text out": lambda path: prepare.prepare_text(["x.jsonl"], path, "tokenizer.json"),
+    "prepare_recipe in": lambda path: headrace.prepare_recipe("recipe.yaml", "out", inputs=[path]),
+    "prepare_recipe out": lambda path: headrace.prepare_recipe("recipe.yaml", path),
+    "prepare_recipe": lambda path: headrace.prepare_recipe(path, "out"),
+    "prepare_energon": prepare_energon,
+    "merge from": lambda path: headrace.merge([path, "x"], "out"),
+    "merge to": lambda path: headrace.merge(["x", "y"], path),
+    "convert from": lambda path: headrace.convert(path, "out"),
+    "convert to": lambda path: headrace.convert("x", path),
+    "split to": lambda path: headrace.split("x", path, parts=2),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_functions(door: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=REFUSED):
+        DOORS[door](REMOTE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_run_writes(tmp_path: Path) -> None:
+    corpora.write(tmp_path / "x", [np.arange(99, dtype=np.uint16)])
+    run = headrace.Run(gpt(tmp_path / "x"), global_batch_size=2, order=headrace.Order(kind="none"))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=REFUSED):
+        run.save(REMOTE)
+    with pytest.raises(ConfigError, match=REFUSED):
+        headrace.Loader(run, micro_batch_size=2).save_recipe(REMOTE)
+    with pytest.raises(ConfigError, match=REFUSED):
+        headrace.Loader(run, micro_batch_size=2, fault_report=REMOTE)
+    assert sorted(tmp_path.iterdir()) == before
