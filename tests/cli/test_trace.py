@@ -40,7 +40,8 @@ def feed(run: headrace.Run, path: Path, position: int, num_steps: int, topology:
         batches = iter(loader)
         while loader.step < first + num_steps:
             step = loader.step
-            fed[step, rank, counts[step]] = next(batches)["sample_positions"].tolist()
+            # Told are samples in the order of positions, and a blend's micro-batch has its own.
+            fed[step, rank, counts[step]] = sorted(next(batches)["sample_positions"].tolist())
             counts[step] += 1
         state = loader.state_dict()
         loader.close()

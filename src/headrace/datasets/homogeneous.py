@@ -81,8 +81,8 @@ def check_micro_batches(
     if cut := [place for place in (position, *places) if place % micro_batch]:
         raise ConfigError(
             f"the run goes on at sample {position:,}, in a step that is cut at {cut[0]:,}, which is no multiple of "
-            f"micro-batches of {micro_batch:,}, so that one would lie in two blocks of {block_samples:,} samples: go on "
-            "with a micro-batch that divides it, or from a state between two steps"
+            f"micro-batches of {micro_batch:,}, so that one would lie in two blocks of {block_samples:,} samples: go "
+            "on with a micro-batch that divides it, or from a state between two steps"
         )
     together = share.world_size * micro_batch
     ends = [*(schedule.begin(first) for first, _ in schedule.pieces[1:]), None]

@@ -23,9 +23,9 @@ class MixBatchDataset(Blend):
 class BlendDataset(Blend):
     """The source is chosen for ``block_samples`` consecutive samples, so that every micro-batch is of one source.
 
-    Which ranks take which blocks of a step is drawn. Blocks begin at the multiples of that number B. A loader refuses a micro-batch that does not divide B, since it
-    would lie in two blocks. B is part of the recipe of a run; to change it is another order. At every prefix
-    each source is within 2 blocks of its share.
+    Blocks begin at the multiples of that number B. A loader refuses a micro-batch that does not divide B, since it
+    would lie in two blocks. Which ranks take which blocks of a step is drawn. B is part of the recipe of a run; to
+    change it is another order. At every prefix each source is within 2 blocks of its share.
 
     With ``repeats``, or ``end="samples"``, the counts of a pass must be whole blocks. The other ends are told in
     blocks: ``"first_exhausted"`` leaves less than a block of that source unseen, ``"all_exhausted"`` starts it

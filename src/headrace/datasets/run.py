@@ -178,14 +178,9 @@ class Run:
 
     @cached_property
     def draw(self) -> Draw | None:
-        """How the slots of each step are drawn, of a mix of several sources; None: each takes its own position.
-
-        Who takes which sample of a step hangs on it, and nothing else: steps, and all that is said of them here, are
-        in the order of positions.
-        """
-        return draw_of(
-            self.plan, self.schedule, self.length, block_samples=self.block_samples, bucketing=self.bucketing
-        )
+        """How the slots of a blend's steps are drawn; None: each takes its own position. Steps do not hang on it."""
+        blocks = self.block_samples
+        return draw_of(self.plan, self.schedule, self.length, block_samples=blocks, bucketing=self.bucketing)
 
     @property
     def fields(self) -> Fields:

@@ -181,7 +181,7 @@ class Trace:
         return max(position, self.begin(self.window_of(position - 1)[1]))
 
     def _within(self, source: int, index: int, low: int, high: int, begin: int, end: int) -> tuple[IntArray, IntArray]:
-        """Of what the plan has in the whole windows ``[low, high)`` positions and epochs, of the slots ``[begin, end)``."""
+        """Positions and epochs, in slots of ``[begin, end)``, of what the plan has in the windows ``[low, high)``."""
         seen = self.plan.find(source, index, begin=low, end=high)
         positions = seen.positions
         if self._arranged is not None:
