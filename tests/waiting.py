@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
 
 import pytest
 
@@ -12,9 +11,6 @@ import media_texts
 from headrace.loader import workers, workers_crew, workers_watch
 from headrace.loader.workers_table import State
 from headrace.loader.workers_watch import Wait
-
-PATIENCE_S: Final = 900
-"""After which a test gives up that would wait for ever; nothing else depends on it."""
 
 
 def waits_for_the_bad_sample(number: int = media_texts.BAD) -> Wait | None:

@@ -6,13 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from copies_made import content, documents, drawn, pair
+from counts import PATIENCE_S
 from headrace.cli import copying, progress
 from headrace.copying import CopyProgress
 
@@ -158,13 +158,11 @@ def test_ended_by_a_signal_leaves_nothing_half(tmp_path: Path, number: signal.Si
     process.stdout.readline()
     process.stdout.readline()
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}[number]
     assert not (tmp_path / "out").exists()
     hidden = tmp_path / ".out.headrace-copying"
     assert hidden.exists() == (number == signal.SIGKILL)
-    begin = time.monotonic()
     done = subprocess.run([sys.executable, "-m", "headrace", *command[3:]], capture_output=True, check=True)
     assert b"documents  40" in done.stdout
-    assert time.monotonic() - begin < 30
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "out"]

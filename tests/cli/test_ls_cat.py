@@ -14,6 +14,7 @@ import pytest
 
 import energon_made
 import media_stores_made as stores
+from counts import PATIENCE_S
 from headrace.cli.media import listing
 
 KEYS = ["cats/0001", "cats/0002", "ocr/1", "v/1", "v/2", "b/1", "b/2"]
@@ -183,7 +184,7 @@ def test_a_terminal_gets_text_alone(folder: Path) -> None:
         ours, theirs = pty.openpty()
         arguments = [sys.executable, "-m", "headrace", "cat", str(folder / "mixed"), name, *more]
         with subprocess.Popen(arguments, stdout=theirs, stderr=subprocess.PIPE, text=True) as process:
-            _, error = process.communicate(timeout=60)
+            _, error = process.communicate(timeout=PATIENCE_S)
         os.close(theirs)
         out = b""
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from counts import PATIENCE_S
 from headrace.prepare.output_folder import WORK_NAME
 
 SLOW = """
@@ -55,12 +56,12 @@ def test_ended_and_continued(
     Path("slow").touch()
     command = [sys.executable, "-c", "from headrace.cli import main; main()", *arguments, "out", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         while not Path("out", WORK_NAME, "state").exists() and time.monotonic() < until_s:
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
         process.send_signal(number)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number
     kept = "note: what is done so far is kept: the same command goes on from there\n"
     assert (output, errors) == ("", kept + {2: "interrupted\n", 15: "terminated\n"}[number])

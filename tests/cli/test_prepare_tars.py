@@ -15,6 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from counts import PATIENCE_S
 from energon_made import PNG, write_tar
 from headrace.cli import main, prepare_tars
 from headrace.prepare.energon import EnergonProgress
@@ -180,7 +181,7 @@ def test_a_real_terminal(tars: Path) -> None:
         os.execv(sys.executable, [sys.executable, "-c", code, "prepare", str(tars)])
     shown = b""
     asked = [(b"Shares of train", b"1,0,0\n"), (b"Write a dataset.yaml", b"\n"), (b"Number of the sample type", b"\n")]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if not select.select([terminal], [], [], 1)[0]:
             continue

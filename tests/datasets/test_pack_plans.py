@@ -19,6 +19,7 @@ import pytest
 import corpora
 import headrace
 import killing
+from counts import PATIENCE_S
 from headrace import ConfigError, OutputError, PackedSequenceDataset, Packing, StoreError
 from headrace.datasets import pack_plans
 from headrace.datasets.pack_plans import StoreLengths, cache_folder, make_plan, plan_name
@@ -268,7 +269,7 @@ def test_killed_at_any_moment(store: Store, planned: list[Packing], tmp_path: Pa
 def test_threads_at_once(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight plan at the same time, and all rename at the same moment."""
     wanted = PackedSequenceDataset(store, PACKINGS[1])
-    barrier = threading.Barrier(8, timeout=30)
+    barrier = threading.Barrier(8, timeout=PATIENCE_S)
     rename = Path.rename
 
     def together(path: Path, target: Path) -> Path:
@@ -291,7 +292,7 @@ def test_processes_at_once(store: Store, tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    assert [process.communicate(timeout=60)[0].strip() for process in running] == [str(wanted)] * 3
+    assert [process.communicate(timeout=PATIENCE_S)[0].strip() for process in running] == [str(wanted)] * 3
     assert [process.returncode for process in running] == [0] * 3
     assert [path.name for path in tmp_path.iterdir()] == [plan_name(store, PACKINGS[1])]
 

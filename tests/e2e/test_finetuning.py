@@ -24,6 +24,7 @@ import headrace
 import layouts_made
 import recipe_runs
 import recipes_made
+from counts import PATIENCE_S
 from headrace.cli import main
 from headrace.datasets import Dataset
 from headrace.prepare.output_folder import WORK_NAME
@@ -292,9 +293,9 @@ def test_a_command_that_is_killed_goes_on_to_the_same_bytes() -> None:
     Path("data.jsonl").write_text(layouts_made.lines("messages", count), encoding="utf-8")
     Path("recipe.yaml").write_text("type: sft\ninputs: data.jsonl\ntokenizer: model\noutput: {shard_tokens: 200000}\n")
     command = [sys.executable, "-c", PROGRAM, "prepare", "--recipe", "recipe.yaml", "--backend", "tokenizers"]
-    subprocess.run([*command, "-q", "--output", "wanted", "--workers", "1"], check=True, timeout=60)
+    subprocess.run([*command, "-q", "--output", "wanted", "--workers", "1"], check=True, timeout=PATIENCE_S)
     process = subprocess.Popen([*command, "-q", "--output", "out", "--workers", "2"])
-    until, work = time.monotonic() + 60, Path("out", WORK_NAME)
+    until, work = time.monotonic() + PATIENCE_S, Path("out", WORK_NAME)
     while not ((work / "state").exists() and any(work.glob("parts.*/*.piece"))):
         assert process.poll() is None
         assert time.monotonic() < until
@@ -308,7 +309,7 @@ def test_a_command_that_is_killed_goes_on_to_the_same_bytes() -> None:
     with pytest.raises(headrace.StoreError):
         headrace.open("out")
     done = subprocess.run(
-        [*command, "--output", "out", "--workers", "2"], check=True, timeout=60, capture_output=True, text=True
+        [*command, "--output", "out", "--workers", "2"], check=True, timeout=PATIENCE_S, capture_output=True, text=True
     )
     assert "note: continuing the unfinished run in this folder" in done.stderr
     assert faults.content(Path("out")) == faults.content(Path("wanted"))

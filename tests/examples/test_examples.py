@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import warm
+from counts import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
@@ -48,9 +49,6 @@ LEARNS = {"dpo.py": 0.5, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-TIMEOUT_S = 120
-
-
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[warm.Warm]:
     """With the large packages that most examples import, and every warning an error."""
@@ -64,7 +62,7 @@ def run(name: str, folder: Path, interpreter: warm.Warm) -> str:
     environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     if name.startswith("torchrun"):
         command = [sys.executable, *TORCHRUN, str(EXAMPLES / name)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
     with (folder / "output").open("wb") as output, (folder / "errors").open("wb") as errors:
@@ -72,7 +70,7 @@ def run(name: str, folder: Path, interpreter: warm.Warm) -> str:
             [str(EXAMPLES / name)], environment=environment, output=output.fileno(), errors=errors.fileno(), passed=-1
         )
         try:
-            code = process.wait(TIMEOUT_S)
+            code = process.wait(PATIENCE_S)
         finally:
             process.kill()
     assert code == 0, (folder / "errors").read_text()

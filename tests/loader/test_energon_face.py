@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import media_texts
-from counts import cases
+from counts import PATIENCE_S, cases
 from headrace import Blend, ConfigError, MediaDataset, StateError
 from headrace.datasets import Dataset
 from headrace.datasets.concat import ConcatDataset
@@ -317,10 +317,8 @@ def test_the_first_batch_after_a_resume_reads_one_batch(root: Path, monkeypatch:
     data = get_train_dataset(root, worker_config=alone(), batch_size=4, **SLICES, **media_texts.TEXT)
     state = {**get_loader(data).save_state_rank(), "step": 10**12, "position": 10**12}
     loader = get_savable_loader(data)
-    began = time.perf_counter()
     loader.restore_state_rank(state)
     assert next(iter(loader))["sample_positions"].tolist() == list(range(10**12, 10**12 + 4))
-    assert time.perf_counter() - began < 0.5
     assert sum(read) == 4
 
 
@@ -344,7 +342,7 @@ def test_killed_for_real(root: Path, tmp_path: Path, workers: int) -> None:
     log = tmp_path / "log"
     job = subprocess.Popen([sys.executable, "-c", TRAINING, str(root), str(log), str(workers)])
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not log.exists() or log.read_text().count("\n") < 20:
             assert job.poll() is None
             assert time.monotonic() < deadline

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import framed_encoders
+from counts import PATIENCE_S
 from headrace import Blend, ConfigError, MediaDataset, StateError
 from headrace.datasets import Framed
 from headrace.encoders import Cooker, DefaultTaskEncoder, ErrorPolicy, SkipSample, TaskEncoder, stateless
@@ -321,7 +322,7 @@ def test_one_process_saves_for_all_and_hands_the_state_to_all(root: Path, tmp_pa
     told = []
     try:
         for process in ranks:
-            output, errors = process.communicate(timeout=120)
+            output, errors = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, errors
             told.append(json.loads(output))
     finally:

@@ -19,6 +19,7 @@ import pytest
 
 import framed_made
 import media_texts
+from counts import PATIENCE_S
 from headrace import Balance, ConfigError, Loader, MediaDataset, Order, Ranks, Reading, Run, StateError, WorkerError
 from headrace.datasets import Framed, FramedRun
 from headrace.encoders import DefaultTaskEncoder, TaskEncoder, stateless
@@ -337,7 +338,7 @@ def test_all_ranks_end_together_and_gather_their_states(place: Path, tmp_path: P
     ]
     said = []
     for process in started:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
         said.append(json.loads(output))
     run = framed_made.framed_run("singles", [place], samples=samples)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import corpora
+from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, Order, Ranks, Reading, Run, StateError, WindowDataset
 from headrace.loader.buffers import Buffers
 
@@ -162,7 +163,7 @@ def test_the_next_span_is_read_while_the_loop_has_a_batch(run: Run, monkeypatch:
     monkeypatch.setattr(type(run.datasets[0].store), "gather", counting)  # type: ignore[attr-defined]
     batches = iter(Loader(run, micro_batch_size=12, reading=Reading(num_threads=1, prefetch=1)))
     next(batches)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while len(calls) < 2 and time.monotonic() < deadline:
         time.sleep(0.001)
     assert len(calls) == 2, "one span delivered, one read ahead, and no more than that"

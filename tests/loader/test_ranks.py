@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import corpora
+from counts import PATIENCE_S
 from headrace import ConfigError, Ranks
 
 WORKER = Path(__file__).parent / "agreeing.py"
@@ -49,7 +50,7 @@ def processes(tmp_path: Path, num: int, case: str) -> list[tuple[int, str, str]]
     ]
     ended = []
     for process in started:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=PATIENCE_S)
         ended.append((process.returncode, output, errors))
     return ended
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import media_texts
-from waiting import PATIENCE_S
+from counts import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and /dev/shm")
 

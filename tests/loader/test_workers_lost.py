@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 import media_texts
+from counts import PATIENCE_S
 from headrace import Loader, MediaDataset, Order, Reading, Run, WorkerError
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, stateless
 from headrace.loader import threads, workers_torch
 from headrace.samples.media import TextSample
-from waiting import PATIENCE_S, Clock, clock_that
+from waiting import Clock, clock_that
 
 EXPECTED = [str(number) for number in range(40)]
 NAME = r"sample '0013' of 00\.tar \(position 13, step 3\)"

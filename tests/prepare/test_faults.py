@@ -21,7 +21,7 @@ import pytest
 
 import faults
 import headrace
-from counts import cases
+from counts import PATIENCE_S, cases
 from headrace.errors import HeadraceError, OutputError, StoreError, WorkerError
 from headrace.prepare import (
     FilterSpec,
@@ -52,7 +52,6 @@ CASES = {
         output=OutputOptions(format="keyed", shard_tokens=200_000),
     ),
 }
-TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +204,7 @@ def test_the_whole_tree_is_killed_at_random_moments(
             with process:
                 try:
                     # Two of the lives end early.
-                    process.communicate(timeout=chance.uniform(0.4, 1.0) if life < 2 else TIMEOUT_S)
+                    process.communicate(timeout=chance.uniform(0.4, 1.0) if life < 2 else PATIENCE_S)
                 except subprocess.TimeoutExpired:
                     kill_tree(process)
                     process.communicate()
@@ -221,7 +220,7 @@ def test_the_whole_tree_is_killed_at_random_moments(
 
 
 def wait_for_pieces(output: Path, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + TIMEOUT_S
+    until = time.monotonic() + PATIENCE_S
     while process.poll() is None and time.monotonic() < until:
         if (output / WORK_NAME / "state").exists() and any(output.glob(f"{WORK_NAME}/parts.*/*.piece")):
             return
@@ -236,8 +235,8 @@ def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_pat
     assert len(workers) == 2
     process.kill()
     with process:
-        process.communicate(timeout=TIMEOUT_S)
-    _, alive = psutil.wait_procs(workers, timeout=TIMEOUT_S)
+        process.communicate(timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
     assert alive == []
 
 
@@ -259,16 +258,16 @@ def test_ctrl_c_keeps_what_is_done(kit: Any, corpus: Path, tmp_path: Path, numbe
             worker.send_signal(number)
     process.send_signal(number)
     with process:
-        _, errors = process.communicate(timeout=TIMEOUT_S)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert errors.decode().endswith("interrupted\n" if code == 130 else "terminated\n")
     assert "Traceback" not in errors.decode()
-    _, alive = psutil.wait_procs(workers, timeout=TIMEOUT_S)
+    _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
     assert alive == []
     assert (output / WORK_NAME / "state").exists()
     with pytest.raises(StoreError):
         headrace.open(output)
-    done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True)
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True)
     assert b"note: continuing the unfinished run in this folder: " in done.stderr
     options = TextOptions(tokens=TokenOptions(backend="tokenizers"), task_bytes=50_000)
     prepare_text([corpus], tmp_path / "wanted", tokenizer=kit.tokenizer, options=options)

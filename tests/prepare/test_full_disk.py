@@ -14,7 +14,7 @@ import pytest
 
 import faults
 import headrace
-from counts import cases
+from counts import PATIENCE_S, cases
 from headrace.errors import OutputError, StoreError
 from headrace.prepare import OutputOptions, RecordOptions, TextOptions, TokenOptions, prepare_text
 from headrace.prepare.output_folder import WORK_NAME
@@ -124,7 +124,7 @@ def test_files_that_may_not_grow(
     output = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, "-c", program, str(corpus / "part-0.jsonl"), str(output), str(kit.tokenizer)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert refused in done.stdout

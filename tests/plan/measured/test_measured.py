@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 from collections import defaultdict
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counts import FULL, cases
+from counts import FULL, cases, python_steps
 from headrace.errors import ConfigError
 from headrace.plan import Order, Plan
 from headrace.plan.measured import Bits, Facts, Grouping, Groups, Measured, Outputs
@@ -54,9 +53,8 @@ def test_a_hundred_million_bits() -> None:
     bits = Bits(members)
     assert bits.num_bytes * 8 <= 1.05 * size
     ranks = np.random.default_rng(0).integers(0, bits.num_ones, 100_000)
-    began = time.process_time()
     found = bits.select(ranks)
-    assert time.process_time() - began < 1
+    assert python_steps(lambda: bits.select(ranks)) < 1_000
     assert np.array_equal(found, ranks // 9 * 10 + ranks % 9 + 1)
     assert np.array_equal(bits.rank(found), ranks)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counts import cases
+from counts import PATIENCE_S, cases
 from headrace.plan.megatron import indices, kernels, torch_randperm
 from headrace.plan.megatron.blending import blend_plainly
 from plan.megatron import plainly
@@ -160,7 +160,7 @@ def test_without_numba_everything_goes_on() -> None:
         "assert build_blending_indices([.5, .25, .25], 70_000)[0][:4].tolist() == [0, 1, 2, 0]\n"
         "assert torch_randperm(2, 0).tolist() in ([0, 1], [1, 0])\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
     script = (
         "import sys\n"
         "import numpy as np\n"
@@ -169,7 +169,7 @@ def test_without_numba_everything_goes_on() -> None:
         "build_blending_indices([1.0], 9); torch_randperm(9, 0)\n"
         "assert 'numba' not in sys.modules and 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -16,10 +15,8 @@ HI = [{"role": "user", "content": "Hi"}]
 
 def fails(text: str, message: str, **limits: Any) -> None:
     template = ChatTemplate(msgspec.structs.replace(TemplateSetup(text=text), **limits))
-    began = time.process_time()
     with pytest.raises(InputError, match=message):
         template.render(HI)
-    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(
