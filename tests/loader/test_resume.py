@@ -25,6 +25,7 @@ from headrace import (
     Ranks,
     Reading,
     Run,
+    StateError,
     WindowDataset,
 )
 from headrace.datasets import Dataset
