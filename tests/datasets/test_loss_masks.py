@@ -204,7 +204,7 @@ def test_a_mask_that_is_not_parallel_is_refused(tmp_path: Path) -> None:
         )
     store = stores.open(tmp_path / "s")
     for make in (lambda: WindowDataset(store, window_tokens=4), lambda: PackedSequenceDataset(store, PACKING)):
-        with pytest.raises(ConfigError, match="not parallel.*loss_mask_key=None trains on every token"):
+        with pytest.raises(ConfigError, match=r"not parallel.*loss_mask_key=None trains on every token"):
             make()
     WindowDataset(store, window_tokens=4, loss_mask_key=None)
     with pytest.raises(ConfigError, match="no key 'nothing'"):
@@ -277,8 +277,8 @@ def test_labels_beside_their_tokens_are_told_from_others(tmp_path: Path) -> None
     assert same.recipe == {**following.recipe, "labels": "same"}
     with pytest.raises(ConfigError, match="labels='same'"):
         Blend({"a": same, "b": following}, weights={"a": 1, "b": 1})
+    windows = [WindowDataset(store, window_tokens=8, labels=labels) for labels in ("same", "next")]
     with pytest.raises(ConfigError, match="labels='same'"):
-        windows = [WindowDataset(store, window_tokens=8, labels=labels) for labels in ("same", "next")]
         Blend({"a": MapDataset(windows[0], dict), "b": windows[1]}, weights={"a": 1, "b": 1})
     for make in (lambda: WindowDataset(store, window_tokens=8, labels="both"), lambda: PackedSequenceDataset(store, PACKING, labels="both")):  # type: ignore[arg-type]  # fmt: skip
         with pytest.raises(ConfigError, match="labels is 'both'; allowed are 'next', 'same'"):

@@ -46,9 +46,9 @@ def test_the_wrong_thing_is_said_in_a_line(windows: WindowDataset) -> None:
         Blend({"a": store}, weights={"a": 1})
     some: Any = [windows, windows]
     for make in (lambda: Blend(some), lambda: Blend(some, weights=[1, 2]), lambda: ConcatDataset(some)):
-        with pytest.raises(ConfigError, match="the sources of a mix are .*; expected a dict of names and datasets"):
+        with pytest.raises(ConfigError, match=r"the sources of a mix are .*; expected a dict of names and datasets"):
             make()  # type: ignore[no-untyped-call]
-    with pytest.raises(ConfigError, match="weights or repeats are .*; expected a number for each name, as {'a': 0.5}"):
+    with pytest.raises(ConfigError, match=r"weights or repeats are .*; expected a number for each name, as {'a': 0.5}"):
         Blend({"a": windows}, weights=[1])  # type: ignore[arg-type]
 
 

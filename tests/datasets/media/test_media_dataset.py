@@ -157,7 +157,7 @@ def test_crude_and_cooked(make_captions: Make, tmp_path: Path) -> None:
         MediaDataset.open(root, cookers=[Cooker(shout, {"kind": "other"})])
     # Of typed samples the cookers of other datasets are not asked.
     with pytest.raises(
-        ConfigError, match="are made into CaptioningSample, and the cookers .*shout are for crude samples"
+        ConfigError, match=r"are made into CaptioningSample, and the cookers .*shout are for crude samples"
     ):
         MediaDataset(cooked.store, CaptioningSample, FIELDS, cookers=[Cooker(shout)])
 

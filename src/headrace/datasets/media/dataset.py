@@ -87,9 +87,9 @@ class MediaDataset(SampleDataset):
         if cookers and not self.mapper.is_crude and not isinstance(cookers, OfCrude):
             names = ", ".join(getattr(one.cook, "__qualname__", repr(one.cook)) for one in cookers)
             raise ConfigError(
-                f"{store.path}: its samples are made into {self.mapper.sample_type.__name__}, and the cookers {names} are"
-                " for crude samples and would not be called: leave them out, or the sample_type, or change the samples by"
-                " MapDataset"
+                f"{store.path}: its samples are made into {self.mapper.sample_type.__name__}, and the cookers {names}"
+                " are for crude samples and would not be called: leave them out, or the sample_type, or change the"
+                " samples by MapDataset"
             )
         self.cooker = choose_cooker(cookers, self.subflavors, store.path) if self.mapper.is_crude and cookers else None
         self.aux = self._opened(aux or {})
