@@ -67,8 +67,8 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @settings(max_examples=cases(20, 500), deadline=None)
 @given(
-    window=st.integers(1, 90), stride=st.integers(1, 120), phase=st.booleans(), same=st.booleans(), masked=st.booleans(),
-    seed=st.integers(0, 9),
+    window=st.integers(1, 90), stride=st.integers(1, 120), phase=st.booleans(), same=st.booleans(),
+    masked=st.booleans(), seed=st.integers(0, 9),
 )  # fmt: skip
 def test_windows(chat: Any, window: int, stride: int, phase: bool, same: bool, masked: bool, seed: int) -> None:
     store, tokens, marks = chat
@@ -204,7 +204,7 @@ def test_a_mask_that_is_not_parallel_is_refused(tmp_path: Path) -> None:
         )
     store = stores.open(tmp_path / "s")
     for make in (lambda: WindowDataset(store, window_tokens=4), lambda: PackedSequenceDataset(store, PACKING)):
-        with pytest.raises(ConfigError, match="not parallel.*loss_mask_key=None trains on every token"):
+        with pytest.raises(ConfigError, match=r"not parallel.*loss_mask_key=None trains on every token"):
             make()
     WindowDataset(store, window_tokens=4, loss_mask_key=None)
     with pytest.raises(ConfigError, match="no key 'nothing'"):
@@ -277,10 +277,14 @@ def test_labels_beside_their_tokens_are_told_from_others(tmp_path: Path) -> None
     assert same.recipe == {**following.recipe, "labels": "same"}
     with pytest.raises(ConfigError, match="labels='same'"):
         Blend({"a": same, "b": following}, weights={"a": 1, "b": 1})
+    windows = [WindowDataset(store, window_tokens=8, labels=labels) for labels in ("same", "next")]
     with pytest.raises(ConfigError, match="labels='same'"):
-        windows = [WindowDataset(store, window_tokens=8, labels=labels) for labels in ("same", "next")]
         Blend({"a": MapDataset(windows[0], dict), "b": windows[1]}, weights={"a": 1, "b": 1})
-    for make in (lambda: WindowDataset(store, window_tokens=8, labels="both"), lambda: PackedSequenceDataset(store, PACKING, labels="both")):  # type: ignore[arg-type]  # fmt: skip
+    both: Any = "both"
+    for make in (
+        lambda: WindowDataset(store, window_tokens=8, labels=both),
+        lambda: PackedSequenceDataset(store, PACKING, labels=both),
+    ):
         with pytest.raises(ConfigError, match="labels is 'both'; allowed are 'next', 'same'"):
             make()
     batch = next(iter(Loader(Run(same, global_batch_size=4), micro_batch_size=4, debug=True)))

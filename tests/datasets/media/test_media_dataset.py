@@ -156,7 +156,10 @@ def test_crude_and_cooked(make_captions: Make, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no cooker matches"):
         MediaDataset.open(root, cookers=[Cooker(shout, {"kind": "other"})])
     # Of typed samples the cookers of other datasets are not asked.
-    assert MediaDataset(cooked.store, CaptioningSample, FIELDS, cookers=[Cooker(shout)]).cooker is None
+    with pytest.raises(
+        ConfigError, match=r"are made into CaptioningSample, and the cookers .*shout are for crude samples"
+    ):
+        MediaDataset(cooked.store, CaptioningSample, FIELDS, cookers=[Cooker(shout)])
 
 
 def test_lines_tars_and_files_without_a_dataset_yaml(captions: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from headrace.datasets.encoded.keys import address_of, marked, restore_key_of
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
 from headrace.datasets.media import MediaDataset, SampleDataset
 from headrace.datasets.media.collating import without_rows
+from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.trace_origins import Origins
 from headrace.encoders import EncoderPipeline, ErrorPolicy, TaskEncoder, bound_cookers, collecting
 from headrace.encoders.pipeline import Output
@@ -85,7 +86,7 @@ class EncodedDataset(SampleDataset):
         """
         if not isinstance(encoder, TaskEncoder):
             raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
-        given = {"decoder": encoder.decoder, "cookers": bound_cookers(encoder), **options}
+        given = {"decoder": encoder.decoder, "cookers": OfCrude(bound_cookers(encoder)), **options}
         return cls(MediaDataset.open(path, **given), encoder, seed=seed, errors=errors)
 
     @property

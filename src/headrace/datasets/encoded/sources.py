@@ -9,6 +9,7 @@ from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.dataset import EncodedDataset
 from headrace.datasets.encoded.samples import Encoder, Media
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
+from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.metadataset import JoinedSource, Source, SourceOptions
 from headrace.datasets.mix import Mix
 from headrace.encoders import DefaultTaskEncoder, ErrorPolicy, TaskEncoder, bound_cookers
@@ -30,7 +31,7 @@ def encoder_or_none(encoder: object) -> Encoder | None:
 
 def opening_options(encoder: Encoder, given: dict[str, Any]) -> dict[str, Any]:
     """The decoder and the cookers of an encoder, below the options that are given."""
-    return {"decoder": encoder.decoder, "cookers": bound_cookers(encoder), **given}
+    return {"decoder": encoder.decoder, "cookers": OfCrude(bound_cookers(encoder)), **given}
 
 
 class EncodedSources(SourceOptions, frozen=True, kw_only=True):

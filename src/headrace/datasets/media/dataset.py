@@ -29,6 +29,12 @@ _BOUNDS: Final = ("jpeg", "max_bytes", "max_pixels")
 Aux = Mapping[str, "FileStore | SampleStore | str | os.PathLike[str]"]
 
 
+class OfCrude(tuple[Cooker, ...]):
+    """Cookers for datasets that are crude, as an encoder or a metadataset has them: others leave them alone."""
+
+    __slots__ = ()
+
+
 class MediaDataset(SampleDataset):
     """Sample i is sample i of the store: of ``sample_type``, or crude and then cooked, or crude.
 
@@ -43,7 +49,7 @@ class MediaDataset(SampleDataset):
         sample_loader: a function, decoded parts -> fields.
         part_filter: of crude samples or with a loader: names of the parts to read, or a function that says it of each.
         decoder: how parts become values; None hands out bytes.
-        cookers: of crude samples; the first that matches ``subflavors`` is used for all. Other samples are not cooked.
+        cookers: of crude samples; the first that matches ``subflavors`` is used for all. For others they are an error.
         subflavors: set on every sample.
         aux: for cookers, name -> files beside the dataset: a path, ``filesystem://FOLDER``, or a store.
         cache: for cookers that want one.
@@ -78,6 +84,13 @@ class MediaDataset(SampleDataset):
         self.mapper = SampleMapper(
             sample_type, field_map, decoder=decoder, sample_loader=sample_loader, part_filter=part_filter
         )
+        if cookers and not self.mapper.is_crude and not isinstance(cookers, OfCrude):
+            names = ", ".join(getattr(one.cook, "__qualname__", repr(one.cook)) for one in cookers)
+            raise ConfigError(
+                f"{store.path}: its samples are made into {self.mapper.sample_type.__name__}, and the cookers {names}"
+                " are for crude samples and would not be called: leave them out, or the sample_type, or change the"
+                " samples by MapDataset"
+            )
         self.cooker = choose_cooker(cookers, self.subflavors, store.path) if self.mapper.is_crude and cookers else None
         self.aux = self._opened(aux or {})
         self._cache = NoCachePool() if cache is None else cache
@@ -87,7 +100,7 @@ class MediaDataset(SampleDataset):
         self._options: dict[str, Any] = {
             **self._functions,
             "decoder": decoder,
-            "cookers": tuple(cookers),
+            "cookers": tuple(cookers) if self.mapper.is_crude else (),
             "subflavors": self.subflavors,
             "aux": aux,
             "cache": cache,

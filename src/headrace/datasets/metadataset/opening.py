@@ -12,7 +12,7 @@ import msgspec
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.cache import CachePool
-from headrace.datasets.media.dataset import DEFAULT_DECODER
+from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude
 from headrace.datasets.metadataset.tree import JoinedSource, Source, SourceColumn
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
@@ -102,7 +102,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "subflavors": subflavors,
             "decoder": self.decoder,
-            "cookers": self.cookers,
+            "cookers": OfCrude(self.cookers),
             "cache": self.cache,
             "trust_code": self.trust_code,
         }

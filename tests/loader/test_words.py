@@ -1,0 +1,114 @@
+"""What is said of wrong arguments, other weights, ended loaders; and batches of packs under torch's DataLoader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import corpora
+import records_made
+from headrace import (
+    Blend,
+    ConcatDataset,
+    ConfigError,
+    LimitDataset,
+    Loader,
+    Order,
+    PackedSequenceDataset,
+    Packing,
+    Run,
+    StateError,
+    WindowDataset,
+)
+from headrace.loader import collate_fn
+from headrace.plan.recipe import Recipe
+
+
+@pytest.fixture
+def windows(tmp_path: Path) -> WindowDataset:
+    return WindowDataset(corpora.make(tmp_path / "plain", 1, 60).store, window_tokens=16)
+
+
+def test_the_wrong_thing_is_said_in_a_line(windows: WindowDataset) -> None:
+    store: Any = windows.store
+    cut = r"expected a dataset, or a mix of them: cut the store into samples, as headrace.WindowDataset"
+    with pytest.raises(ConfigError, match=rf"^data is .*; {cut}"):
+        Run(store, global_batch_size=4)
+    with pytest.raises(ConfigError, match=r"^data is 'stores/web'; .*headrace.open\(path\)"):
+        Run("stores/web", global_batch_size=4)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"^data is .*; {cut}"):
+        LimitDataset(store, 3)
+    with pytest.raises(ConfigError, match=rf"^source 'a' is .*; {cut}"):
+        Blend({"a": store}, weights={"a": 1})
+    some: Any = [windows, windows]
+    for make in (lambda: Blend(some), lambda: Blend(some, weights=[1, 2]), lambda: ConcatDataset(some)):
+        with pytest.raises(ConfigError, match=r"the sources of a mix are .*; expected a dict of names and datasets"):
+            make()  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigError, match=r"weights or repeats are .*; expected a number for each name, as {'a': 0.5}"):
+        Blend({"a": windows}, weights=[1])  # type: ignore[arg-type]
+
+
+def blended(windows: WindowDataset, share: float) -> Run:
+    return Run(Blend({"web": windows, "code": windows}, weights={"web": share, "code": 1 - share}), global_batch_size=4)
+
+
+def test_differences_are_of_the_weights_that_were_typed(windows: WindowDataset) -> None:
+    saved = blended(windows, 0.5)
+    state = Loader(saved, micro_batch_size=4).state_dict()
+    now = Loader(blended(windows, 0.3), micro_batch_size=4)
+    with pytest.raises(StateError) as told:
+        now.load_state_dict(state, recipe=saved.recipe)
+    assert "blend: the share of 'web': 0.3 here, 0.5 in the saved recipe" in str(told.value)
+    assert "1073741824" not in str(told.value)
+    assert saved.recipe.differences(saved.recipe) == []
+    with pytest.raises(StateError, match=r"blend differ \(blend: sources, their weights .*pass the recipe saved"):
+        now.load_state_dict(state)
+    # One part in 2^31 is a difference, too.
+    near = blended(windows, 0.5 + 2**-31).recipe.differences(saved.recipe)
+    assert near[0] == "blend: the share of 'web': 0.5 (1073741825 of 2147483648) here, 0.5 (1073741824 of 2147483648) in the saved recipe"  # fmt: skip # noqa: E501
+
+
+def test_a_field_of_a_single_dataset_has_no_empty_name() -> None:
+    one, other = (
+        Recipe(format={}, dataset={"": {"on_error": value}}, blend={}, order={}, batch={})
+        for value in ("skip", "raise")
+    )
+    assert one.differences(other) == ['dataset.on_error: "skip" here, "raise" in the saved recipe']
+
+
+def test_an_ended_loader_does_not_give_empty_epochs(windows: WindowDataset) -> None:
+    run = Run(windows, global_batch_size=4, epochs=1)
+    loader = Loader(run, micro_batch_size=4)
+    first = [batch["input_ids"] for batch in loader]
+    with pytest.raises(StateError, match=r"come to the end of its run.*epochs=.*restart=True.*start_at\(0\)"):
+        iter(loader)
+    end = loader.state_dict()
+    loader.start_at(0)
+    assert all(torch.equal(one, batch["input_ids"]) for one, batch in zip(first, loader, strict=True))
+    resumed = Loader(run, micro_batch_size=4)
+    resumed.load_state_dict(end)
+    assert list(resumed) == [], "a run that was over is over"
+    longer = Loader(Run(windows, global_batch_size=4, epochs=2), micro_batch_size=4)
+    longer.load_state_dict(end)
+    assert sum(len(batch["input_ids"]) for batch in longer) == len(windows)
+    again = Loader(run, micro_batch_size=4, restart=True)
+    assert len(list(again)) == len(list(again)) == len(first)
+
+
+def test_packs_under_torchs_loader(tmp_path: Path) -> None:
+    store = records_made.store(tmp_path / "s", records_made.sft(3, 60))
+    packed = PackedSequenceDataset(store, Packing(max_seq_len=64, strategy="best_fit_split"))
+    run = Run(packed, global_batch_size=4, order=Order(kind="none"), epochs=1)
+    theirs: Any = torch.utils.data.DataLoader(packed, batch_size=4, collate_fn=collate_fn(packed))  # type: ignore[arg-type]
+    for ours, batch in zip(Loader(run, micro_batch_size=4), theirs, strict=True):
+        assert set(ours) - set(batch) == {"sample_positions", "step_supervised_tokens"}
+        for name, value in batch.items():
+            assert np.array_equal(value, ours[name]), name
+    windows = WindowDataset(store, window_tokens=16)
+    batch = next(iter(torch.utils.data.DataLoader(windows, batch_size=4, collate_fn=collate_fn(windows))))  # type: ignore[arg-type]
+    assert batch["input_ids"].shape == batch["position_ids"].shape == (4, 16)
+    assert batch["num_supervised_tokens"] == int((batch["labels"] != -100).sum())
