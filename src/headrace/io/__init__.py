@@ -1,6 +1,7 @@
 """Places and bytes: names of files in a defined order, ranged reads, atomic writes, checksums.
 
     names      natural_key, expand_braces        the same order of files on every machine
+    caches     cache_folder                      where what can be made anew is kept
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
     retrying   RetryPolicy, may_pass             what the system refuses for a moment is tried again
@@ -15,7 +16,7 @@ from __future__ import annotations
 from headrace.io.atomic import AtomicFile, atomic_write, commit, output_errors, partial_path, sync_folder
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_sum, hash_bytes, hash_file
 from headrace.io.folder_lock import claim_folder
-from headrace.io.paths import expand_braces, natural_key, safe_relative
+from headrace.io.paths import cache_folder, expand_braces, natural_key, safe_relative
 from headrace.io.pool import OPEN_FILES, FilePool
 from headrace.io.readers import MmapReader, PreadReader, Reader, ReadFailure, reader
 from headrace.io.retrying import RetryPolicy, may_pass
@@ -33,6 +34,7 @@ __all__ = [
     "Reader",
     "RetryPolicy",
     "atomic_write",
+    "cache_folder",
     "claim_folder",
     "commit",
     "expand_braces",
