@@ -28,6 +28,14 @@ settings.load_profile("headrace")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept in the cache folder is neither the user's nor that of another session."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[corpora.Corpus]:
     """Four small corpora: one shard, many tiny shards, very short documents, and one that is not mapped."""

@@ -166,3 +166,17 @@ def test_every_shard_is_looked_at(run: Any, prepared: Path, tmp_path: Path) -> N
     found = json.loads(run("check", folder, "--json").stdout)
     assert [Path(problem["path"]).name for problem in found["problems"]] == ["0.bin", "2.bin"]
     assert found["files"] == 6
+
+
+def test_faults_that_differ_in_a_name_alone_are_told_together(run: Any, prepared: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(9):
+        for end in (".bin", ".idx"):
+            shutil.copy(prepared / f"text_document{end}", folder / f"part_{number}{end}")
+        with (folder / f"part_{number}.bin").open("ab") as file:
+            file.write(b"\0" * (2 + 2 * number))
+    told = run("check", folder).stdout.splitlines()
+    assert [line.partition(": ")[0].rpartition("/")[2] for line in told[:3]] == [f"part_{n}.bin" for n in range(3)]
+    assert told[3:] == ["  and 6 more like it (--json lists all)", f"{folder}: 9 faults"]
+    assert len(json.loads(run("check", folder, "--json").stdout)["problems"]) == 9

@@ -289,8 +289,14 @@ def test_progress_on_a_terminal(corpus: Path, tokenizer: Path, tmp_path: Path) -
     assert json.loads(output)["documents"] == 15_000
     lines = shown.decode().split("\r\x1b[K")
     assert len(lines) > 2
+    # From the beginning on every phase has its name.
+    phases = list(dict.fromkeys(re.sub(r" +[\d.]+%.*", "", line) for line in lines[1:-1]))
+    assert phases[0] == "loading the tokeniser"
+    assert phases[-2:] == ["encoding", "finishing"]
     for line in lines[1:-1]:
-        assert re.fullmatch(r" *[\d.]+%  [\d,]+ documents  [\d.]+ [kM]?B/s  [\d.]+ [kM]?tokens/s  .* left", line)
+        if line.startswith("encoding "):
+            shape = r"encoding +[\d.]+%  [\d,]+ documents  [\d.]+ [kM]?B/s  [\d.]+ [kM]?tokens/s  .* left"
+            assert re.fullmatch(shape, line)
     assert lines[0] == lines[-1] == ""  # the line is clean at the end
 
 
@@ -335,7 +341,9 @@ def test_progress_of_a_continued_run_counts_from_there() -> None:
         speed.see(progress, elapsed_s)
         return speed.text(progress, elapsed_s)
 
-    assert line(900_000, 400_000, 2.0) == " 90.0%  1,234 documents  0 B/s  0 tokens/s  ? left"
-    assert line(950_000, 420_000, 7.0) == " 95.0%  1,234 documents  10.0 kB/s  4.00 ktokens/s  5.0 s left"
+    assert line(0, 0, 1.0, "probe") == "probing the tokeniser   0.0%  ? left"
+    assert line(250_000, 0, 2.0, "probe") == "probing the tokeniser  25.0%  3.0 s left"
+    assert line(900_000, 400_000, 2.0) == "encoding  90.0%  1,234 documents  0 B/s  0 tokens/s  ? left"
+    assert line(950_000, 420_000, 7.0) == "encoding  95.0%  1,234 documents  10.0 kB/s  4.00 ktokens/s  5.0 s left"
     assert line(0, 450_000, 12.0, "sort") == "sorting   0.0%  1,234 documents  0 B/s  ? left"
     assert line(200_000, 450_000, 14.0, "sort") == "sorting  20.0%  1,234 documents  100 kB/s  8.0 s left"

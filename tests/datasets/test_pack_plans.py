@@ -22,7 +22,8 @@ import killing
 from counts import PATIENCE_S
 from headrace import ConfigError, OutputError, PackedSequenceDataset, Packing, StoreError
 from headrace.datasets import pack_plans
-from headrace.datasets.pack_plans import StoreLengths, cache_folder, make_plan, plan_name
+from headrace.datasets.pack_plans import StoreLengths, make_plan, plan_name
+from headrace.io import cache_folder
 from headrace.plan.packing import PackPlan
 from headrace.stores import Store, check_arrays, keep_arrays
 
@@ -133,11 +134,11 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEADRACE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/h")
-    assert cache_folder() == Path("/h/.cache/headrace/packs")
+    assert cache_folder("packs") == Path("/h/.cache/headrace/packs")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert cache_folder() == Path("/x/headrace/packs")
+    assert cache_folder("packs") == Path("/x/headrace/packs")
     monkeypatch.setenv("HEADRACE_CACHE", "/c")
-    assert cache_folder() == Path("/c/packs")
+    assert cache_folder("packs") == Path("/c/packs")
 
 
 @pytest.fixture

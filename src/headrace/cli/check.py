@@ -9,7 +9,7 @@ import click
 
 from headrace.cli.check_samples import check, check_options, refuse_check_options
 from headrace.cli.command import Command, dialect_options, is_given, json_option, print_json
-from headrace.cli.figures import count, duration, plural, size
+from headrace.cli.figures import count, duration, plural, problem_lines, size
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
 
@@ -116,8 +116,8 @@ def command(
             found["packs"] = msgspec.to_builtins(packs)
         print_json({**found, "seconds": round(elapsed_s, 3)})
     else:
-        for problem in problems:
-            click.echo(str(problem))
+        for shown in problem_lines(problems):
+            click.echo(shown)
         if not quiet:
             click.echo("\n".join(summary(verdict, packs, len(problems), elapsed_s)))
             if wanted is not None and not verdict.ok:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 
 from headrace.cli.command import part_options, print_json
-from headrace.cli.figures import count, duration, plural, size
+from headrace.cli.figures import count, duration, plural, problem_lines, size
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
 
@@ -133,8 +133,8 @@ def _tell(told: _Told, *, quiet: bool, as_json: bool) -> None:
         return
     from headrace.cli.views.safe_text import safe_text
 
-    for problem in told.problems:
-        click.echo(safe_text(str(problem)))
+    for shown in problem_lines(told.problems):
+        click.echo(safe_text(shown))
     if not quiet:
         click.echo("\n".join(map(safe_text, told.lines)))
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from headrace.stores import Problem
+
+_SHOWN_OF_A_KIND = 3
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -58,3 +64,21 @@ def listing(pairs: Sequence[tuple[str, str]], *, indent: int = 2) -> list[str]:
     """Names and values as lines of two left-aligned columns."""
     width = max((len(name) for name, _ in pairs), default=0)
     return [f"{' ' * indent}{name.ljust(width)}  {value}" for name, value in pairs]
+
+
+def problem_lines(problems: Sequence[Problem]) -> list[str]:
+    """Faults for people, in their order; of those that differ in names and numbers alone the first three and a count.
+
+    For example `a.tar: sample 17: ...`, the same of `b.tar` and `c.tar`, then ``and 429 more like it``.
+    """
+    kinds: dict[str, list[Problem]] = {}
+    for problem in problems:
+        # What is quoted is a name; so is whatever holds a dot or a slash, as files and their parts do.
+        words = re.sub(r"'[^']*'|\"[^\"]*\"|\S*[./\d]\S*", "#", f"{problem.place}: {problem.message}")
+        kinds.setdefault(words, []).append(problem)
+    lines = []
+    for alike in kinds.values():
+        lines += map(str, alike[:_SHOWN_OF_A_KIND])
+        if len(alike) > _SHOWN_OF_A_KIND:
+            lines.append(f"  and {len(alike) - _SHOWN_OF_A_KIND:,} more like it (--json lists all)")
+    return lines

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from headrace.cli.pack_figures import open_key
 from headrace.cli.tiling import Tiling, kept_range
 from headrace.datasets import PackedSequenceDataset, Sample
-from headrace.datasets.pack_plans import StoreLengths, cache_folder, plan_name
+from headrace.datasets.pack_plans import StoreLengths, plan_name
 from headrace.errors import StoreError
+from headrace.io import cache_folder
 from headrace.plan import IntArray
 from headrace.plan.packed_check import check_packed
 from headrace.plan.packing import CHUNK, Packing, PackingLedger, PackItems, PackPlanMeta, plan_packs
@@ -73,7 +74,7 @@ def check_packs(
     """
     name, store = open_key(path, key, options)
     with store:
-        folder = plan_folder or cache_folder()
+        folder = plan_folder or cache_folder("packs")
         place = None if folder is None else folder / plan_name(store, packing)
         kept = str(place) if place is not None and (place / KEPT_NAME).exists() else None
         if kept is not None and place is not None and (faults := list(_check_kept(store, packing, place))):

@@ -153,8 +153,8 @@ def command(
     with ProgressLine(quiet=quiet) as line:
 
         def show(progress: TextProgress) -> None:
-            speed.see(progress, line.elapsed_s)
-            if line.is_due:
+            begins = speed.see(progress, line.elapsed_s)
+            if line.is_due or (begins and line.is_terminal):
                 line.show(speed.text(progress, line.elapsed_s))
 
         def notice(message: str) -> None:

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 _MAX_FILES = 4
 _MAX_ERRORS = 5
 
+_PHASES = {
+    "tokenizer": "loading the tokeniser",
+    "probe": "probing the tokeniser",
+    "prove": "proving the first documents",
+    "encode": "encoding",
+    "sort": "sorting",
+    "finish": "finishing",
+}
+
 
 class Speed:
     """Makes the line that shows how far a run is.
@@ -25,24 +34,30 @@ class Speed:
     def __init__(self) -> None:
         self._first: tuple[TextProgress, float] | None = None
 
-    def see(self, progress: TextProgress, elapsed_s: float) -> None:
-        """Take note of every progress, whether it is shown or not."""
-        if self._first is None or self._first[0].phase != progress.phase:
-            self._first = progress, elapsed_s
+    def see(self, progress: TextProgress, elapsed_s: float) -> bool:
+        """Take note of every progress, whether it is shown or not. Whether a phase begins with it."""
+        if self._first is not None and self._first[0].phase == progress.phase:
+            return False
+        self._first = progress, elapsed_s
+        return True
 
     def text(self, progress: TextProgress, elapsed_s: float) -> str:
-        """Share, documents, speeds and the time left, in one line."""
+        """The phase, its share, documents, speeds and the time left, in one line."""
+        name = _PHASES[progress.phase]
+        if not progress.total_bytes:
+            return name
         first, since_s = self._first or (progress, elapsed_s)
         took_s = max(elapsed_s - since_s, 1e-9)
         num_bytes = progress.input_bytes - first.input_bytes
         share = progress.input_bytes / max(progress.total_bytes, 1)
         left = duration((progress.total_bytes - progress.input_bytes) / num_bytes * took_s) if num_bytes > 0 else "?"
-        if progress.phase == "sort":
-            speed, share_text = f"{size(num_bytes / took_s)}/s", f"sorting {share:6.1%}"
-        else:
-            tokens = short((progress.tokens - first.tokens) / took_s)
-            speed, share_text = f"{size(num_bytes / took_s)}/s  {tokens}tokens/s", f"{share:6.1%}"
-        return f"{share_text}  {count(progress.documents)} documents  {speed}  {left} left"
+        shown = f"{name} {share:6.1%}"
+        if progress.phase in ("probe", "prove"):
+            return f"{shown}  {left} left"
+        speed = f"{size(num_bytes / took_s)}/s"
+        if progress.phase == "encode":
+            speed += f"  {short((progress.tokens - first.tokens) / took_s)}tokens/s"
+        return f"{shown}  {count(progress.documents)} documents  {speed}  {left} left"
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.io import cache_folder
 from headrace.plan import IntArray
 from headrace.plan.packing import CHUNK, PLAN_VERSION, Packing, PackPlan, PackPlanMeta, plan_packs
 from headrace.stores import Store, find_cache, keep_arrays, kept_name
@@ -52,7 +52,7 @@ def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Pat
     if folder is None:
         if store.num_documents <= KEPT_DOCUMENTS:
             return plan_packs(lengths, packing)
-        folder = cache_folder()
+        folder = cache_folder("packs")
         if folder is None:
             return plan_packs(lengths, packing)
     name = plan_name(store, packing)
@@ -95,15 +95,3 @@ def _meta(store: Store, data: bytes) -> PackPlanMeta:
 def plan_name(store: Store, packing: Packing) -> str:
     """What a plan is kept by: 128 bits over the store's content, the packing and the version of the algorithms."""
     return kept_name("packs", PLAN_VERSION, store.fingerprint, store.num_documents, msgspec.to_builtins(packing))
-
-
-def cache_folder(kind: str = "packs") -> Path | None:
-    """A folder in ``$HEADRACE_CACHE``, or in ``headrace`` in the user's cache folder; None: the user has no home."""
-    if named := os.environ.get("HEADRACE_CACHE"):
-        return Path(named) / kind
-    if named := os.environ.get("XDG_CACHE_HOME"):
-        return Path(named) / "headrace" / kind
-    try:
-        return Path.home() / ".cache" / "headrace" / kind
-    except RuntimeError:
-        return None

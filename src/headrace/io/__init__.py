@@ -2,6 +2,7 @@
 
     names      natural_key, expand_braces        the same order of files on every machine
     schemes    check_local                       s3://... is refused by name, at every door
+    caches     cache_folder                      where what can be made anew is kept
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
     retrying   RetryPolicy, may_pass             what the system refuses for a moment is tried again
@@ -18,7 +19,7 @@ from headrace.io.atomic import AtomicFile, atomic_write, commit, output_errors, 
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
 from headrace.io.folder_lock import claim_folder
 from headrace.io.npy import map_npy
-from headrace.io.paths import check_local, expand_braces, natural_key, safe_relative
+from headrace.io.paths import cache_folder, check_local, expand_braces, natural_key, safe_relative
 from headrace.io.pool import OPEN_FILES, FilePool
 from headrace.io.readers import MmapReader, PreadReader, Reader, ReadFailure, reader
 from headrace.io.retrying import RetryPolicy, may_pass
@@ -36,6 +37,7 @@ __all__ = [
     "Reader",
     "RetryPolicy",
     "atomic_write",
+    "cache_folder",
     "check_local",
     "claim_folder",
     "commit",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
+from pathlib import Path
 
 from headrace.errors import ConfigError, StoreError
 
@@ -107,3 +109,15 @@ def _choices(inside: str, pattern: str) -> list[str]:
 def _utf8(name: str) -> bytes:
     # Names of files that are not UTF-8 arrive with surrogates; this gives their bytes back.
     return name.encode("utf-8", "surrogateescape")
+
+
+def cache_folder(kind: str) -> Path | None:
+    """A folder in ``$HEADRACE_CACHE``, or in ``headrace`` in the user's cache folder; None: the user has no home."""
+    if named := os.environ.get("HEADRACE_CACHE"):
+        return Path(named) / kind
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "headrace" / kind
+    try:
+        return Path.home() / ".cache" / "headrace" / kind
+    except RuntimeError:
+        return None

@@ -42,8 +42,7 @@ def find_end_names(loaded: TextTokenizer, folder: Path, template: TemplateSetup 
     for name, usual in _USUAL.items():
         if name in said or name in config:
             continue
-        encoder = loaded.instance()
-        known = [token for token in usual if encoder.token_to_id(token) is not None]
+        known = [token for token in usual if token in loaded.known_tokens]
         if len(known) == 1:
             found[name] = known[0]
     tokens = {**found, **said}

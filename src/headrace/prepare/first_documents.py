@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from headrace.prepare.backends import TRUTH, Choice, SpecialPolicy, compare, load_backend
+from headrace.prepare.backends import TRUTH, Choice, OnCompared, SpecialPolicy, compare, load_backend
 from headrace.prepare.options import TextOptions
 from headrace.prepare.sources import RecordSpec, SourceFile, Span, open_span
 
@@ -14,22 +14,41 @@ NUM_DOCUMENTS = 1000
 MAX_TEXT_BYTES = 16 << 20
 """Characters at which the proof stops early: a thousand books would take minutes."""
 
+MIN_TEXT_BYTES = 64 << 10
+"""Characters that are proved of any input, however small: some hundredths of a second."""
+
+SHARE_OF_TEXT = 0.009
+"""Of the text of the run, the most that its first documents may be: with those sampled later it is below 1 %."""
+
+
+def most_characters(files: Sequence[SourceFile]) -> int:
+    """Characters at which the proof of the first documents ends, the last document whole."""
+    share = int(SHARE_OF_TEXT * sum(file.text_bytes for file in files))
+    return min(max(share, MIN_TEXT_BYTES), MAX_TEXT_BYTES)
+
 
 def prove_first_documents(
-    choice: Choice, files: Sequence[SourceFile], spec: RecordSpec, options: TextOptions, tokenizer_json: bytes
+    choice: Choice,
+    files: Sequence[SourceFile],
+    spec: RecordSpec,
+    options: TextOptions,
+    tokenizer_json: bytes,
+    on_compared: OnCompared,
 ) -> tuple[Choice, int]:
     """The choice and the number of texts proved; or that of ``tokenizers``, where one of them differs."""
     if choice.name == TRUTH:
         return choice, 0
     texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options))
-    return prove_texts(choice, texts, tokenizer_json, options.tokens.special_tokens_in_text)
+    return prove_texts(choice, texts, tokenizer_json, options.tokens.special_tokens_in_text, on_compared)
 
 
-def prove_texts(choice: Choice, texts: list[str], tokenizer_json: bytes, special: SpecialPolicy) -> tuple[Choice, int]:
+def prove_texts(
+    choice: Choice, texts: list[str], tokenizer_json: bytes, special: SpecialPolicy, on_compared: OnCompared
+) -> tuple[Choice, int]:
     """As `prove_first_documents`, for texts that are at hand."""
     fast = load_backend(choice.name, tokenizer_json, special)
     truth = load_backend(TRUTH, tokenizer_json, special)
-    found = compare(fast, truth, texts)
+    found = compare(fast, truth, texts, on_compared=on_compared)
     if found is None:
         return choice, len(texts)
     reason = f"differs on text {found.index + 1:,} of the first {len(texts):,} of the run: {found.message}"
@@ -40,6 +59,7 @@ def prove_texts(choice: Choice, texts: list[str], tokenizer_json: bytes, special
 def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOptions) -> Iterator[str]:
     join = options.records.join
     documents = size = 0
+    most = most_characters(files)
     for number, file in enumerate(files):
         # The whole file is one span here, read as far as is needed.
         reader = open_span(file, Span(number, 0, file.extent), spec, max_record_bytes=options.records.max_record_bytes)
@@ -48,7 +68,7 @@ def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOpt
                 yield from texts if join is None else (join.join(texts),)
                 documents += 1
                 size += sum(map(len, texts))
-                if documents >= NUM_DOCUMENTS or size >= MAX_TEXT_BYTES:
+                if documents >= NUM_DOCUMENTS or size >= most:
                     return
             if block.bad and options.errors.on_error == "stop":
                 return  # the run will say what is wrong

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.prepare.buckets import choose_num_buckets
 from headrace.prepare.executor import RUN_AHEAD
-from headrace.prepare.first_documents import MAX_TEXT_BYTES, NUM_DOCUMENTS
+from headrace.prepare.first_documents import NUM_DOCUMENTS, most_characters
 from headrace.prepare.run_plan import RunPlan
 from headrace.prepare.sources import MAX_TASK_SPANS, plan_tasks
 from headrace.prepare.staged import STAGED
@@ -102,7 +102,7 @@ def forecast_seconds(
         truth_s: CPU seconds that the library ``tokenizers`` takes a character.
         record_characters: characters of a record, on average.
     """
-    proof_s = min(NUM_DOCUMENTS * record_characters, MAX_TEXT_BYTES) * truth_s
+    proof_s = min(NUM_DOCUMENTS * record_characters, most_characters(plan.files)) * truth_s
     return START_S + proof_s + cpu_s * RUN_OVER_SAMPLE * max(1 / workers, tasks.largest)
 
 

@@ -96,15 +96,22 @@ def prepare_recipe(
     check_local(recipe, inputs, output)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
     notice = on_notice or (lambda message: None)
+    show = on_progress or (lambda progress: None)
     with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
         stdin_path = None
         if reads_stdin(recipe):
             stdin_path = folder.work / STDIN_NAME
             spool_stdin(stdin or sys.stdin.buffer, stdin_path)
         plan = resolve(
-            recipe, run_options, tokenizer=tokenizer, stdin=stdin_path, earlier=folder.earlier, on_notice=notice
+            recipe,
+            run_options,
+            tokenizer=tokenizer,
+            stdin=stdin_path,
+            earlier=folder.earlier,
+            on_progress=show,
+            on_notice=notice,
         )
-        return run_in(folder, plan, deciding=deciding(plan), on_progress=on_progress, on_notice=notice)
+        return run_in(folder, plan, deciding=deciding(plan), on_progress=show, on_notice=notice)
 
 
 def estimate_recipe(
@@ -132,6 +139,7 @@ def estimate_recipe(
             tokenizer=tokenizer,
             stdin=None,
             earlier={},
+            on_progress=lambda progress: None,
             on_notice=on_notice or (lambda message: None),
         )
     )

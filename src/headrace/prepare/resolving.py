@@ -14,16 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, InputError, RenderLimitError
-from headrace.prepare.backends import TRUTH, Backend, Choice, RefusedTextError, choose_backend, load_backend
+from headrace.prepare.backends import (
+    TRUTH,
+    Backend,
+    Choice,
+    OnCompared,
+    RefusedTextError,
+    choose_backend,
+    load_backend,
+)
 from headrace.prepare.backends.comparison import BackendFailedError, encode_safely
 from headrace.prepare.columns import DOMAIN, Column, Kind
 from headrace.prepare.end_tokens import end_notices, find_end_names
-from headrace.prepare.first_documents import MAX_TEXT_BYTES, NUM_DOCUMENTS, prove_texts
+from headrace.prepare.first_documents import NUM_DOCUMENTS, most_characters, prove_texts
 from headrace.prepare.messages import Making
 from headrace.prepare.options import TextOptions
 from headrace.prepare.recipe_inputs import RecipeInputs, find_recipe_inputs
 from headrace.prepare.record_encoder import make_maker
-from headrace.prepare.run_plan import RecipePart, RunPlan
+from headrace.prepare.run_plan import RecipePart, RunPlan, TextProgress, show_compared
 from headrace.prepare.sources import choose_task_bytes
 from headrace.prepare.tokenizer import TextTokenizer, load_tokenizer
 from headrace.samples.layouts import NUM_RECORDS
@@ -48,6 +56,7 @@ def resolve(
     tokenizer: str | os.PathLike[str] | None,
     stdin: Path | None,
     earlier: Mapping[str, Any],
+    on_progress: Callable[[TextProgress], None],
     on_notice: Callable[[str], None],
 ) -> RunPlan:
     """The plan of a run.
@@ -58,6 +67,7 @@ def resolve(
         tokenizer: where the recipe names none.
         stdin: the copy of standard input, where that is an input.
         earlier: what an unfinished run in the same folder says of itself: it began at another time.
+        on_progress: called with the phases before the first record is stored.
         on_notice: called with the layouts that were recognised.
 
     Raises:
@@ -65,9 +75,10 @@ def resolve(
         InputError: a file cannot be read.
         MissingExtraError: a package is not installed.
     """
+    on_progress(TextProgress(phase="tokenizer"))
     loaded, folder = find_tokenizer(recipe, tokenizer)
     recipe, template = find_template(recipe, folder, earlier)
-    choice = _choice(loaded, options)
+    choice = _choice(loaded, options, show_compared(on_progress, "probe"))
     inputs = find_recipe_inputs(
         recipe,
         RunPlan.record_spec(options),
@@ -84,7 +95,9 @@ def resolve(
         template=None if template is None else msgspec.json.encode(template),
         special_tokens=names.tokens,
     )
-    choice, num_proved, made = _tried(making, inputs, loaded, choice, on_notice)
+    choice, num_proved, made = _tried(
+        making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove")
+    )
     for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records))):
         on_notice(notice)
     plan = RunPlan(
@@ -156,11 +169,11 @@ def find_template(recipe: Recipe, folder: Path, earlier: Mapping[str, Any]) -> t
     return recipe, msgspec.structs.replace(setup, now=now)
 
 
-def _choice(loaded: TextTokenizer, options: TextOptions) -> Choice:
+def _choice(loaded: TextTokenizer, options: TextOptions, on_compared: OnCompared) -> Choice:
     """The library, before any text was seen. Texts of recipes hold special tokens, which are encoded as such."""
     wanted = options.tokens.backend
     if wanted == TRUTH or SpanEncoder(loaded.json).sums_lengths:
-        return choose_backend(loaded.json, wanted=wanted, special="encode")
+        return choose_backend(loaded.json, wanted=wanted, special="encode", on_compared=on_compared)
     choice = choose_backend(loaded.json, wanted=TRUTH, special="encode")
     return msgspec.structs.replace(choice, reasons={"all others" if wanted == "auto" else wanted: _OFFSETS})
 
@@ -179,9 +192,13 @@ def _tried(
     loaded: TextTokenizer,
     choice: Choice,
     on_notice: Callable[[str], None],
+    on_compared: OnCompared,
 ) -> tuple[Choice, int, _Made]:
     """Make the first records of each input, so that what cannot be shows now, and prove the library on their texts."""
-    recorder = None if choice.name == TRUTH else _Recorder(load_backend(choice.name, loaded.json, "encode"))
+    recorder = None
+    if choice.name != TRUTH:
+        backend = load_backend(choice.name, loaded.json, "encode")
+        recorder = _Recorder(backend, most_characters(inputs.files))
     maker: SampleMaker | None = None
     counts: Counter[str] = Counter()
     for number, records in enumerate(inputs.first_records):
@@ -198,16 +215,16 @@ def _tried(
     made = _Made(maker.keys, maker.dtypes, counts)
     if recorder is None:
         return choice, 0, made
-    return *prove_texts(choice, recorder.texts, loaded.json, "encode"), made
+    return *prove_texts(choice, recorder.texts, loaded.json, "encode", on_compared), made
 
 
 class _Recorder:
     """Encodes by a library that is not proved yet, and keeps the texts that it is to be proved on."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, most_characters: int) -> None:
         self.texts: list[str] = []
         self._backend = backend
-        self._room = MAX_TEXT_BYTES
+        self._room = most_characters
 
     def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """As `Backend.encode`.
@@ -216,9 +233,9 @@ class _Recorder:
             InputError: the library fails, or refuses a text; the proof will say which.
         """
         for text in texts:
-            self._room -= len(text)
             if self._room > 0:
                 self.texts.append(text)
+            self._room -= len(text)
         try:
             encoded = encode_safely(self._backend, texts)
         except (RefusedTextError, BackendFailedError) as error:

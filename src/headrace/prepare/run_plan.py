@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from headrace.plan.keys import source_key
-from headrace.prepare.backends import Choice
+from headrace.prepare.backends import Choice, OnCompared
 from headrace.prepare.columns import Column
 from headrace.prepare.messages import Cursor, Encoding, HashTask, Making, Order, Setup, TextTask
 from headrace.prepare.options import TextOptions, output_keys
@@ -36,15 +37,26 @@ _BYTES_PER_TOKEN = 3
 class TextProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run is, tasks on their way included."""
 
-    phase: str = "encode"
-    """``encode``, and then for a shuffled run ``sort``."""
+    phase: Literal["tokenizer", "probe", "prove", "encode", "sort", "finish"] = "encode"
+    """In this order; ``probe`` only where its outcome is not known yet, ``sort`` only of a shuffled run."""
 
-    input_bytes: int
-    """Of the inputs, or in the second phase of the buckets."""
+    input_bytes: int = 0
+    """What is done of the phase: bytes of the inputs, or of buckets; in the proofs characters."""
 
-    total_bytes: int
-    documents: int
-    tokens: int
+    total_bytes: int = 0
+    """Of the same; 0 where the phase is short."""
+
+    documents: int = 0
+    tokens: int = 0
+
+
+def show_compared(on_progress: Callable[[TextProgress], None], phase: Literal["probe", "prove"]) -> OnCompared:
+    """What tells the progress of a proof."""
+
+    def show(done: int, total: int) -> None:
+        on_progress(TextProgress(phase=phase, input_bytes=done, total_bytes=total))
+
+    return show
 
 
 class RecipePart(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ def run_in(
     plan: RunPlan,
     *,
     deciding: Mapping[str, Any],
-    on_progress: Callable[[TextProgress], None] | None,
+    on_progress: Callable[[TextProgress], None],
     on_notice: Callable[[str], None],
 ) -> Manifest:
     """Run a plan in a folder that was claimed, from its beginning or from where it was ended.
@@ -52,7 +52,7 @@ def run_in(
         on_notice(complete)
         return load_manifest(folder.path)
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
-    run_of_plan = TextRun(plan, folder, on_progress=on_progress or (lambda progress: None), on_notice=on_notice)
+    run_of_plan = TextRun(plan, folder, on_progress=on_progress, on_notice=on_notice)
     manifest, moves = run_of_plan.run()
     folder.commit(moves)
     return manifest

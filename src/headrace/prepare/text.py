@@ -14,7 +14,7 @@ from headrace.prepare.backends import choose_backend
 from headrace.prepare.first_documents import prove_first_documents
 from headrace.prepare.options import TextOptions, check_options
 from headrace.prepare.output_folder import STDIN_NAME, OutputFolder
-from headrace.prepare.run_plan import RunPlan, TextProgress
+from headrace.prepare.run_plan import RunPlan, TextProgress, show_compared
 from headrace.prepare.running import run_in
 from headrace.prepare.sources import choose_task_bytes, find_inputs, spool_stdin
 from headrace.prepare.tokenizer import load_tokenizer
@@ -55,6 +55,8 @@ def prepare_text(
     check_local(inputs, output)
     options = options or TextOptions()
     check_options(options)
+    show = on_progress or (lambda progress: None)
+    show(TextProgress(phase="tokenizer"))
     loaded = load_tokenizer(tokenizer)
     eod = loaded.find_eod(options.tokens.eod)[0] if options.tokens.append_eod else None
     bos = loaded.find_bos(options.tokens.bos)[0] if options.tokens.prepend_bos else None
@@ -67,8 +69,12 @@ def prepare_text(
             spool_stdin(stdin or sys.stdin.buffer, stdin_path)
         files = find_inputs(inputs, spec=spec, stdin=stdin_path, keep_faulty=options.errors.on_error == "skip")
         special = options.tokens.special_tokens_in_text
-        choice = choose_backend(loaded.json, wanted=options.tokens.backend, special=special)
-        choice, first_documents = prove_first_documents(choice, files, spec, options, loaded.json)
+        choice = choose_backend(
+            loaded.json, wanted=options.tokens.backend, special=special, on_compared=show_compared(show, "probe")
+        )
+        choice, first_documents = prove_first_documents(
+            choice, files, spec, options, loaded.json, show_compared(show, "prove")
+        )
         plan = RunPlan(
             files=tuple(files),
             options=options,
@@ -79,7 +85,7 @@ def prepare_text(
             first_documents=first_documents,
             task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
         )
-        return run_in(folder, plan, deciding=_deciding(options), on_progress=on_progress, on_notice=notice)
+        return run_in(folder, plan, deciding=_deciding(options), on_progress=show, on_notice=notice)
 
 
 def _deciding(options: TextOptions) -> dict[str, Any]:

@@ -84,6 +84,9 @@ class TextRun:
                 self._sort()
             self._check_inputs()
             # A kill from here on goes on from here.
+            self._on_progress(
+                TextProgress(phase="finish", documents=self._ledger.state.kept, tokens=self._ledger.tokens)
+            )
             self._taker.checkpoint()
             shards = self._taker.output.finish()
             self._taker.add_order()

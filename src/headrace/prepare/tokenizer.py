@@ -59,13 +59,19 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, int]
     """Added tokens by their text."""
 
+    known_tokens: dict[str, int]
+    """The same, with those of the usual ends and beginnings that the vocabulary has: most questions need no more."""
+
     def instance(self) -> Tokenizer:
         """A fresh `tokenizers.Tokenizer` that encodes whole texts."""
         return make_encoder(self.json)
 
     def token_text(self, number: int | None) -> str:
         """The token of an id, empty for None."""
-        return "" if number is None else str(self.instance().id_to_token(number))
+        if number is None:
+            return ""
+        texts = [text for text, known in self.known_tokens.items() if known == number]
+        return texts[0] if texts else str(self.instance().id_to_token(number))
 
     def find_eod(self, wanted: str | int | None) -> tuple[int, str]:
         """Id and text of the end-of-document token.
@@ -81,21 +87,21 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
         return self._find(wanted, "--bos", "begin-of-sequence", USUAL_BOSES)
 
     def _find(self, wanted: str | int | None, option: str, what: str, usual: tuple[str, ...]) -> tuple[int, str]:
-        encoder = self.instance()
         if isinstance(wanted, int):
-            token = encoder.id_to_token(wanted) if 0 <= wanted < self.vocab_size else None
+            token = self.instance().id_to_token(wanted) if 0 <= wanted < self.vocab_size else None
             if token is None:
                 raise ConfigError(
                     f"{option} {wanted}: no token has this id; {self.name} has ids 0 to {self.vocab_size - 1}"
                 )
             return wanted, token
         if wanted is not None:
-            found = encoder.token_to_id(wanted)
+            found = self.known_tokens.get(wanted)
+            if found is None:
+                found = self.instance().token_to_id(wanted)
             if found is None:
                 raise ConfigError(f"{option} {wanted!r}: not in the vocabulary of {self.name}; {self._candidates()}")
             return found, wanted
-        numbers = [(encoder.token_to_id(token), token) for token in usual]
-        known = [(number, token) for number, token in numbers if number is not None]
+        known = [(self.known_tokens[token], token) for token in usual if token in self.known_tokens]
         if len(known) != 1:
             listed = ", ".join(f"{token!r} (id {number})" for number, token in known)
             found_text = f"several are usual: {listed}" if known else f"none of the usual ones; {self._candidates()}"
@@ -141,12 +147,15 @@ def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
     if size == 0:
         raise ConfigError(f"tokenizer {name!r} has an empty vocabulary")
     added: dict[int, Any] = encoder.get_added_tokens_decoder()
+    special = {token.content: number for number, token in sorted(added.items())}
+    usual = {token: vocabulary[token] for token in (*USUAL_EODS, *USUAL_BOSES) if token in vocabulary}
     return TextTokenizer(
         name=name,
         json=content,
         fingerprint=hash_bytes(content),
         vocab_size=size,
-        special_tokens={token.content: number for number, token in sorted(added.items())},
+        special_tokens=special,
+        known_tokens={**usual, **special},
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import sysconfig
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -186,6 +187,12 @@ _TRAINED: dict[str, Callable[[list[str]], Tokenizer]] = {
     "wordpiece": _wordpiece,
     "unigram": _unigram,
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test makes its own probes."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from headrace.datasets.measuring.facts import MeasuredFacts, numbers_of
-from headrace.datasets.pack_plans import cache_folder
 from headrace.datasets.trace_origins import Origins, media_origins
 from headrace.errors import ConfigError, StoreError
+from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.measured import Grouping, Measured
 from headrace.plan.packing import Packing

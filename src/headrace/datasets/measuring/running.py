@@ -22,8 +22,8 @@ from headrace.datasets.encoded.samples import Encoder, Media
 from headrace.datasets.measuring.chunk import Measuring
 from headrace.datasets.measuring.facts import MeasuredFacts
 from headrace.datasets.measuring.merging import find_chunk, keep_chunk, merged
-from headrace.datasets.pack_plans import cache_folder
 from headrace.errors import ConfigError, OutputError, StoreError, WorkerError
+from headrace.io import cache_folder
 from headrace.stores import keep_arrays
 from headrace.stores.types import check_local
 

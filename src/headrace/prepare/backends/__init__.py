@@ -5,6 +5,7 @@
                    -> gigatoken, fastokens, tiktoken ... refuse at once what they do not have
                    -> unigram ....... the same for Unigram, a search of our own compiled by numba
                    -> probe ......... texts of all scripts and of the whole vocabulary
+                   -> kept_probes ... what came of it, kept in the cache folder
                    -> proof ......... which library may be used, and why not the others
                    -> proved ........ encodes in a worker; a sampled share of the texts twice
 
@@ -12,7 +13,7 @@ Optional libraries are imported where they are used, never at the top of a modul
 """
 
 from headrace.prepare.backends.backend import Backend, Encoded, RefusedTextError, SpecialPolicy
-from headrace.prepare.backends.comparison import Difference, compare
+from headrace.prepare.backends.comparison import Difference, OnCompared, compare
 from headrace.prepare.backends.layout import UnsuitableError
 from headrace.prepare.backends.proof import BACKENDS, TRUTH, Choice, choose_backend, load_backend
 from headrace.prepare.backends.proved import MismatchError, ProvedEncoder
@@ -26,6 +27,7 @@ __all__ = [
     "Difference",
     "Encoded",
     "MismatchError",
+    "OnCompared",
     "ProvedEncoder",
     "RefusedTextError",
     "SpecialFinder",

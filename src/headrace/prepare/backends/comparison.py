@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +26,21 @@ class Difference(msgspec.Struct, frozen=True):
     """Begin of the text and the ids around the first difference, for people."""
 
 
-def compare(fast: Backend, truth: Backend, texts: list[str]) -> Difference | None:
+OnCompared = Callable[[int, int], None]
+"""Called before each batch of texts with the characters that were compared, and those of all texts."""
+
+
+def compare(
+    fast: Backend, truth: Backend, texts: list[str], *, on_compared: OnCompared = lambda done, total: None
+) -> Difference | None:
     """The first text that the two encode otherwise, or that one of them alone refuses; none where they agree.
 
     Memory: the ids of a mebibyte of text, or of one text that is longer.
     """
-    begin = 0
+    begin = done = 0
+    total = sum(map(len, texts))
     while begin < len(texts):
+        on_compared(done, total)
         end, size = begin, 0
         while end < len(texts) and (end == begin or size + len(texts[end]) <= BATCH_CHARACTERS):
             size += len(texts[end])
@@ -38,7 +48,7 @@ def compare(fast: Backend, truth: Backend, texts: list[str]) -> Difference | Non
         found = _compare_batch(fast, truth, texts[begin:end])
         if found is not None:
             return msgspec.structs.replace(found, index=found.index + begin)
-        begin = end
+        begin, done = end, done + size
     return None
 
 

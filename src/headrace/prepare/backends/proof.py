@@ -8,10 +8,11 @@ from collections.abc import Callable
 import msgspec
 
 from headrace.errors import MissingExtraError
-from headrace.prepare.backends.backend import Backend, SpecialPolicy
-from headrace.prepare.backends.comparison import compare
+from headrace.prepare.backends.backend import Backend, SpecialPolicy, installed_version
+from headrace.prepare.backends.comparison import OnCompared, compare
 from headrace.prepare.backends.fastokens import FastokensBackend
 from headrace.prepare.backends.gigatoken import GigatokenBackend
+from headrace.prepare.backends.kept_probes import find_outcome, keep_outcome, probe_key
 from headrace.prepare.backends.layout import Layout, UnsuitableError, is_plain, read_layout
 from headrace.prepare.backends.probe import MAX_ADDED, probe_texts
 from headrace.prepare.backends.quiet import silence
@@ -53,11 +54,18 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Why texts that hold an added token go to the truth all the same; "" where they do not."""
 
 
-def choose_backend(tokenizer_json: bytes, *, wanted: str, special: SpecialPolicy) -> Choice:
+def choose_backend(
+    tokenizer_json: bytes,
+    *,
+    wanted: str,
+    special: SpecialPolicy,
+    on_compared: OnCompared = lambda done, total: None,
+) -> Choice:
     """Find the library that encodes a run.
 
-    ``wanted`` is ``auto``, or the name of one: it is used where its proof holds, else the truth. About a second of
-    work a candidate, half of which the truth needs.
+    ``wanted`` is ``auto``, or the name of one: it is used where its proof holds, else the truth. The probe is about a
+    second of work a candidate, half of which the truth needs; what came of it is kept, see `kept_probes`. While one is
+    made, ``on_compared`` is called.
 
     Raises:
         ValueError: no such library is known.
@@ -66,7 +74,13 @@ def choose_backend(tokenizer_json: bytes, *, wanted: str, special: SpecialPolicy
     if wanted not in BACKENDS:
         raise ValueError(f"unknown tokeniser library {wanted!r}; known are {', '.join(BACKENDS)}")
     reasons: dict[str, str] = {}
-    truth = TokenizersBackend(tokenizer_json, special)
+    truths: list[Backend] = []
+
+    def truth() -> Backend:
+        if not truths:
+            truths.append(TokenizersBackend(tokenizer_json, special))
+        return truths[0]
+
     names = [] if wanted == TRUTH else list(CANDIDATES) if wanted == "auto" else [wanted]
     for name in names:
         if importlib.util.find_spec(name) is None:
@@ -74,11 +88,11 @@ def choose_backend(tokenizer_json: bytes, *, wanted: str, special: SpecialPolicy
                 raise MissingExtraError(f"{name} is not installed: pip install 'headrace[fast]'")
             reasons[name] = "not installed"
             continue
-        found = _try(name, tokenizer_json, special, truth)
+        found = _try(name, tokenizer_json, special, truth, on_compared)
         if isinstance(found, Choice):
             return msgspec.structs.replace(found, reasons=reasons)
         reasons[name] = found
-    return Choice(name=TRUTH, version=truth.version, reasons=reasons)
+    return Choice(name=TRUTH, version=installed_version(TRUTH), reasons=reasons)
 
 
 def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
@@ -132,14 +146,22 @@ def routes(name: str, layout: Layout, special: SpecialPolicy) -> str:
     return ""
 
 
-def _try(name: str, tokenizer_json: bytes, special: SpecialPolicy, truth: Backend) -> Choice | str:
+def _try(
+    name: str, tokenizer_json: bytes, special: SpecialPolicy, truth: Callable[[], Backend], on_compared: OnCompared
+) -> Choice | str:
     """The choice of this library, or why it cannot be."""
     try:
         with silence():
+            key = probe_key(tokenizer_json, special, name, CANDIDATES[name])
+            difference = find_outcome(key)
             layout = read_layout(tokenizer_json)
-            fast = load_with(name, tokenizer_json, special, lambda: truth)
-            is_byte_level = not layout.model.get("byte_fallback")
-            found = compare(fast, truth, probe_texts(layout, is_byte_level=is_byte_level))
+            if difference is None:
+                fast = load_with(name, tokenizer_json, special, truth)
+                is_byte_level = not layout.model.get("byte_fallback")
+                texts = probe_texts(layout, is_byte_level=is_byte_level)
+                found = compare(fast, truth(), texts, on_compared=on_compared)
+                difference = "" if found is None else found.message
+                keep_outcome(key, difference)
     except UnsuitableError as error:
         return f"unsuitable: {error}"
     except ImportError as error:
@@ -148,6 +170,6 @@ def _try(name: str, tokenizer_json: bytes, special: SpecialPolicy, truth: Backen
         raise
     except BaseException as error:  # a panic in Rust is no Exception
         return f"fails: {type(error).__name__}: {error}"
-    if found is not None:
-        return f"differs on the probe: {found.message}"
-    return Choice(name=fast.name, version=fast.version, reasons={}, routes=routes(name, layout, special))
+    if difference:
+        return f"differs on the probe: {difference}"
+    return Choice(name=name, version=installed_version(name), reasons={}, routes=routes(name, layout, special))
