@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 import previews_made
-from headrace.cli.views import PreviewOptions, preview_store
+import recipe_runs
+from headrace.cli.views import PreviewOptions, choosing, preview_store
 from headrace.cli.views.figures import figures_of
+from headrace.cli.views.preview_page import preview_page
 from headrace.cli.views.terminal import Style, preview_lines
 from headrace.plan.packing import Packing
+from headrace.prepare import prepare_recipe
+from headrace.samples.recipe import parse_recipe
 from headrace.testing.keyed import write_keyed
 from recipes_made import USER, YES
 
@@ -314,3 +323,99 @@ def test_records_that_are_shown_are_those_that_were_made(stores: dict[str, Path]
     [sample] = preview_store(stores["sft"], PreviewOptions(samples=(2,), tokenizer=str(model))).samples
     text = "".join(stretch.text for stretch in sample.sequences[0].stretches)
     assert text == f"<|start|>user\n{USER['content']}<|end|>\n<|start|>assistant\n{YES['content']}<|end|>\n"
+
+
+def test_text_wraps_at_the_width_with_a_hanging_indent(stores: dict[str, Path], model: Path) -> None:
+    found = preview_store(stores["sft"], PreviewOptions(samples=(0,), tokenizer=str(model)))
+    whole = preview_lines(found, Style(is_coloured=False))
+    wrapped = preview_lines(found, Style(is_coloured=False, width=48))
+    text = [line for line in wrapped[4:] if line.strip()]
+    assert max(map(cell_len, text[1:])) <= 48 < max(map(cell_len, whole[5:]))
+    # Nothing is lost or added but the breaks, and what goes on stands further to the right than what begins.
+    margin = whole[6].index("Gr")
+    joined: list[str] = []
+    for line in wrapped[5:]:
+        if line.startswith(" " * margin + "  "):
+            joined[-1] += line[margin + 2 :]
+        else:
+            joined.append(line)
+    assert [line.replace("]][[", "") for line in joined] == whole[5:]
+
+
+@pytest.mark.parametrize("width", [1, 20, 27, 1000])
+def test_any_width_ends(stores: dict[str, Path], model: Path, width: int) -> None:
+    found = preview_store(stores["sft"], PreviewOptions(tokenizer=str(model)))
+    for is_coloured in (False, True):
+        assert preview_lines(found, Style(is_coloured=is_coloured, width=width))
+
+
+def test_which_are_shown(run: Any, tmp_path: Path) -> None:
+    lengths = [3, 9, 1, 7, 7, 0, 5]
+    trained = [1, 0, 1, 7, 2, 0, 4]
+    data = {
+        "tokens": [np.arange(length, dtype=np.int32) for length in lengths],
+        "loss_mask": [
+            np.arange(length, dtype=np.int32) < number for length, number in zip(lengths, trained, strict=True)
+        ],
+    }
+    folder = tmp_path / "store"
+    write_keyed(folder, {key: [np.asarray(row, np.int32) for row in rows] for key, rows in data.items()})
+
+    def shown(*options: Any) -> list[int]:
+        found = json.loads(run("preview", folder, "--ids", "--json", "--num", 4, *options).stdout)
+        return [sample["number"] for sample in found["samples"]]
+
+    assert shown("--longest") == [1, 3, 4, 6]
+    assert shown("--least-trained") == [1, 4, 0, 6]
+    by_chance = shown("--random", 5)
+    assert by_chance == shown("--random", 5) != shown("--random", 6)
+    assert len(set(by_chance)) == 4
+    assert "chosen: the longest" in run("preview", folder, "--ids", "--longest").stdout
+    for options in (
+        ("--longest", "--random", 1),
+        ("--longest", "--least-trained"),
+        ("--random", 1, "--documents", "0"),
+    ):
+        result = run("preview", folder, "--ids", *options)
+        assert (result.exit_code, "choose one" in result.stderr) == (2, True)
+
+
+def test_large_stores_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch, stores: dict[str, Path]) -> None:
+    blocks, words = choosing.spread(1 << 40, 1 << 24)
+    assert sum(end - begin for begin, end in blocks) == 1 << 24
+    assert "16,777,216 of 1,099,511,627,776 documents, in 64 blocks evenly spread" in words
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(blocks))
+    assert choosing.spread(5, 8) == ([(0, 5)], "")
+
+
+def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe_runs.make_model(tmp_path / "model")
+    records = [{"messages": [USER, YES]}, {"messages": [USER]}, {"messages": 7}, {"messages": [USER, YES]}]
+    Path("chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    recipe = parse_recipe(
+        "type: sft\ninputs: {paths: chat.jsonl, layout: messages}\ntokenizer: model\n"
+        "mask: {on_no_supervised: drop}\nerrors: {on_error: skip}"
+    )
+    prepare_recipe(recipe, "store")
+    text = run("preview", "store", "--html", "page.html").stdout
+    text = run("preview", "store").stdout
+    assert "document 0: " in text
+    assert ", from chat.jsonl, line 1" in text
+    assert ", from chat.jsonl, line 4" in text
+    assert "left out\n  1 document dropped: no_supervised\n  bad record: chat.jsonl, line 3: " in text
+    page = Path("page.html").read_text()
+    assert "from chat.jsonl, line 4" in page
+    assert "bad record: chat.jsonl, line 3" in page
+    assert "Documents by the share of their tokens that is trained" in page
+
+
+def test_the_page_runs_its_search_and_no_other_script(stores: dict[str, Path], model: Path) -> None:
+    found = preview_store(stores["sft"], PreviewOptions(tokenizer=str(model), with_figures=True))
+    page = preview_page(found)
+    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page
+    assert found.figures is not None
+    assert found.figures.shares is not None
+    assert sum(found.figures.shares.documents) == 3

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     "--documents", "--samples", "samples", metavar="N,N-M", help="Which documents, packs or samples: 0,5,10-12."
 )
 @click.option("--num", metavar="N", type=int, default=3, show_default=True, help="The first N of them.")
+@click.option("--random", "seed_of_choice", metavar="SEED", type=int, help="N of them by chance, the same for a seed.")
+@click.option("--longest", is_flag=True, help="The N longest documents.")
+@click.option("--least-trained", is_flag=True, help="The N documents of which the smallest share is trained.")
 @click.option("--pack", metavar="N", type=int, help="Show packs of N tokens in place of documents.")
 @click.option(
     "--strategy",
@@ -41,7 +44,8 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, /, path: str, samples: str | None, num: int, pack: int | None, strategy: str | None,
+    ctx: click.Context, /, path: str, samples: str | None, num: int,
+    seed_of_choice: int | None, longest: bool, least_trained: bool, pack: int | None, strategy: str | None,
     key: str | None,
     max_tokens: int, tokenizer: str | None, any_tokenizer: bool, ids: bool, plain: bool, html: str | None,
     dialect: Dialect | None, as_json: bool, **media: Any,
@@ -65,9 +69,13 @@ def command(
 
     if any_tokenizer and tokenizer is None:
         raise ConfigError("--any-tokenizer goes with --tokenizer PATH: name the other tokeniser")
+    if longest and least_trained:
+        raise ConfigError("--longest and --least-trained both say which documents are shown: choose one")
     options = PreviewOptions(
         samples=wanted,
         num=num,
+        seed=seed_of_choice,
+        by="longest" if longest else "least_trained" if least_trained else None,
         max_tokens=max_tokens,
         packing=_packing(pack, strategy),
         key=key,

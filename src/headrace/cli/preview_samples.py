@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FOR_TOKENS: Final = ("pack", "strategy", "max_tokens", "tokenizer", "any_tokenizer", "ids", "dialect")
+_FOR_TOKENS: Final = (
+    "seed_of_choice",
+    "longest",
+    "least_trained",
+    "pack",
+    "strategy",
+    "max_tokens",
+    "tokenizer",
+    "any_tokenizer",
+    "ids",
+    "dialect",
+)
+_OPTIONS: Final = {"seed_of_choice": "random"}
 _FOR_SAMPLES: Final = ("split_part", "split_config", "dataset_config", "max_chars", "images", "sheet")
 _FOR_MIXES: Final = ("order", "seed", "global_batch_size")
 
@@ -160,4 +172,4 @@ def _refuse_mix_options(path: str, named: Collection[str]) -> None:
 def _refuse(path: str, named: Collection[str], names: tuple[str, ...], why: str) -> None:
     for name in names:
         if name in named:
-            raise ConfigError(f"{path}: --{name.replace('_', '-')} {why}")
+            raise ConfigError(f"{path}: --{_OPTIONS.get(name, name).replace('_', '-')} {why}")

@@ -1,12 +1,15 @@
 """One HTML file that needs nothing else: its frame, and the parts that pages are made of.
 
-All data goes through `escaped`; the page runs no script and loads nothing, and says so to the browser.
+All data goes through `escaped`; a page loads nothing, and runs no script but the search of a preview, which the browser
+knows by its hash.
 """
 
 from __future__ import annotations
 
 import html
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 
 from headrace.cli.description import Bar
 from headrace.cli.figures import count, plural
@@ -79,6 +82,24 @@ LEGEND = (
     '<label><input type="checkbox" id="tokens"> borders of tokens</label></div>'
 )
 
+SEARCH = (
+    '<p><input type="search" id="search" placeholder="search these samples"> <span id="found" class="soft"></span></p>'
+)
+_SEARCH_CODE = """
+const box = document.getElementById("search"), found = document.getElementById("found");
+const samples = [...document.querySelectorAll("section")];
+const texts = samples.map(sample => sample.textContent.toLowerCase());
+box.addEventListener("input", () => {
+  const wanted = box.value.toLowerCase();
+  let shown = 0;
+  samples.forEach((sample, at) => { shown += !(sample.hidden = !texts[at].includes(wanted)); });
+  found.textContent = wanted ? shown + " of " + samples.length : "";
+});
+"""
+SEARCH_SCRIPT = f"<script>{_SEARCH_CODE}</script>"
+SEARCH_POLICY = f"script-src 'sha256-{b64encode(sha256(_SEARCH_CODE.encode()).digest()).decode()}'"
+"""Hides the samples that do not hold what was typed. No other script runs, whatever the data says."""
+
 _BAR_WIDTH, _HEIGHT, _ABOVE, _BELOW = 58, 120, 16, 20
 
 
@@ -141,22 +162,44 @@ def _lines_html(text: str) -> str:
 
 def histogram_svg(bars: Sequence[Bar]) -> str:
     """Documents by their lengths."""
-    most = max(bar.documents for bar in bars)
+    shown = []
+    for bar in bars:
+        span = count(bar.first) if bar.first == bar.last else f"{count(bar.first)} to {count(bar.last)}"
+        title = f"{span} tokens: {plural(bar.documents, 'document')}, {plural(bar.tokens, 'token')}"
+        shown.append((count(bar.first), bar.documents, title))
+    return _bars_svg(shown, "Documents by their tokens")
+
+
+def shares_svg(documents: Sequence[int]) -> str:
+    """Documents by the share of their tokens that is trained: none, up to 10 %, 20 %, and so on."""
+    shown = [
+        (f"{place * 10} %", number, f"{_share_words(place)}: {plural(number, 'document')}")
+        for place, number in enumerate(documents)
+    ]
+    return _bars_svg(shown, "Documents by the share of their tokens that is trained")
+
+
+def _share_words(place: int) -> str:
+    return f"more than {place * 10 - 10} % and up to {place * 10} % trained" if place else "nothing trained"
+
+
+def _bars_svg(bars: Sequence[tuple[str, int, str]], label: str) -> str:
+    """Bars, each with its name, height and title."""
+    most = max(1, *(number for _, number, _ in bars))
     width = len(bars) * _BAR_WIDTH + 10
     shapes = []
-    for place, bar in enumerate(bars):
+    for place, (name, number, title) in enumerate(bars):
         left = place * _BAR_WIDTH + 5
-        height = max(_HEIGHT * bar.documents / most, 1 if bar.documents else 0)
-        span = count(bar.first) if bar.first == bar.last else f"{count(bar.first)} to {count(bar.last)}"
+        height = max(_HEIGHT * number / most, 1 if number else 0)
         middle = left + _BAR_WIDTH / 2
         top = _ABOVE + _HEIGHT - height
         shapes.append(
-            f"<g><title>{span} tokens: {plural(bar.documents, 'document')}, {plural(bar.tokens, 'token')}</title>"
+            f"<g><title>{title}</title>"
             f'<rect x="{left + 3}" y="{top:.1f}" width="{_BAR_WIDTH - 6}" height="{height:.1f}"/>'
-            f'<text x="{middle}" y="{top - 4:.1f}" text-anchor="middle">{count(bar.documents)}</text>'
-            f'<text x="{middle}" y="{_ABOVE + _HEIGHT + 15}" text-anchor="middle">{count(bar.first)}</text></g>'
+            f'<text x="{middle}" y="{top - 4:.1f}" text-anchor="middle">{count(number)}</text>'
+            f'<text x="{middle}" y="{_ABOVE + _HEIGHT + 15}" text-anchor="middle">{name}</text></g>'
         )
     return (
         f'<svg viewBox="0 0 {width} {_ABOVE + _HEIGHT + _BELOW}" width="{width}" role="img" '
-        f'aria-label="Documents by their tokens">{"".join(shapes)}</svg>'
+        f'aria-label="{label}">{"".join(shapes)}</svg>'
     )

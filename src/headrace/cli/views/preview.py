@@ -9,19 +9,24 @@ import msgspec
 import numpy as np
 
 from headrace.cli.description import find_manifest
+from headrace.cli.figures import count, plural
+from headrace.cli.origin import find_origins
+from headrace.cli.views.choosing import By, choose
 from headrace.cli.views.figures import figures_of
 from headrace.cli.views.reading import RecordKeys, ShownKeys
 from headrace.cli.views.shown import Preview, ShownSample, ShownSequence
 from headrace.cli.views.token_texts import IdTexts
 from headrace.cli.views.tokenizer import Found, find_texts
+from headrace.cli.where import place
+from headrace.copying.ranges import is_copy
 from headrace.datasets.pack_plans import StoreLengths, make_plan
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.packing import Packing, PackPlan
-from headrace.stores import Dialect, Store
+from headrace.stores import Dialect, Manifest, Store
 from headrace.stores import open_tokens as open_store
 
-MAX_SAMPLES = 1000
-"""More than that nobody looks at, and a page would be slow."""
+MOST_LEFT_OUT = 20
+"""Bad records that are listed; how many there are is said."""
 
 
 class PreviewOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +36,12 @@ class PreviewOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Numbers of documents, or of packs; None takes the first ``num``."""
 
     num: int = 3
+    seed: int | None = None
+    """``num`` by chance, the same for the same seed and store."""
+
+    by: By | None = None
+    """``longest`` or ``least_trained``: the ``num`` documents that are most so."""
+
     max_tokens: int = 2048
     """Of each sequence; of a pack, of all of it."""
 
@@ -76,8 +87,18 @@ def preview_store(path: str | os.PathLike[str], options: PreviewOptions | None =
             )
         )
         plan = None if options.packing is None else _plan(store, keys, options.packing, options)
-        num_samples = store.num_documents if plan is None else len(plan)
-        chosen = _chosen(options, num_samples, name, "documents" if plan is None else "packs")
+        if options.max_tokens < 1 or options.num < 1:
+            raise ConfigError("num and max_tokens are at least 1")
+        chosen, chosen_by = choose(
+            store,
+            keys,
+            plan,
+            named=options.samples,
+            num=options.num,
+            seed=options.seed,
+            by=options.by,
+            dialect=options.dialect,
+        )
         reader = RecordKeys(store, keys, found.texts)
         samples = (
             [reader.document(number, options.max_tokens) for number in chosen]
@@ -93,22 +114,47 @@ def preview_store(path: str | os.PathLike[str], options: PreviewOptions | None =
             tokenizer=found.source,
             note=found.note,
             max_seq_len=None if options.packing is None else options.packing.max_seq_len,
-            num_samples=num_samples,
-            samples=tuple(samples),
+            num_samples=store.num_documents if plan is None else len(plan),
+            chosen_by=chosen_by,
+            samples=tuple(_placed(name, manifest, samples)),
+            left_out=() if manifest is None else _left_out(manifest),
             figures=figures_of(store, keys, plan, dialect=options.dialect) if options.with_figures else None,
         )
 
 
-def _chosen(options: PreviewOptions, num_samples: int, path: str, noun: str) -> Sequence[int]:
-    if options.max_tokens < 1 or options.num < 1:
-        raise ConfigError("num and max_tokens are at least 1")
-    chosen = range(min(options.num, num_samples)) if options.samples is None else options.samples
-    if len(chosen) > MAX_SAMPLES:
-        raise ConfigError(f"{len(chosen):,} {noun} are asked for; at most {MAX_SAMPLES:,} are shown at once")
-    for number in chosen:
-        if not 0 <= number < num_samples:
-            raise ConfigError(f"{path} has no {noun[:-1]} {number}; it has {num_samples:,}, counted from 0")
-    return chosen
+def _placed(path: str, manifest: Manifest | None, samples: list[ShownSample]) -> list[ShownSample]:
+    """The samples, each sequence with the file and line that it comes from, where the store keeps them."""
+    if manifest is None or not (manifest.provenance or is_copy(manifest) or manifest.options.get("domain")):
+        return samples
+    documents = sorted({sequence.document for sample in samples for sequence in sample.sequences})
+    try:
+        origins = find_origins(path, documents, with_texts=False) if documents else []
+    except HeadraceError as error:
+        sources = dict.fromkeys(documents, f"not known: {error}")
+    else:
+        sources = {one: f"{origin.input}, {place(origin)}" for one, origin in zip(documents, origins, strict=True)}
+    return [
+        msgspec.structs.replace(
+            sample,
+            sequences=tuple(
+                msgspec.structs.replace(sequence, source=sources[sequence.document]) for sequence in sample.sequences
+            ),
+        )
+        for sample in samples
+    ]
+
+
+def _left_out(manifest: Manifest) -> tuple[str, ...]:
+    """What the run that made the store left out, in lines: by reason, then bad records by their places."""
+    lines = [
+        f"{plural(number, 'document')} dropped: {reason}"
+        for reason, number in sorted(manifest.ledger.documents.dropped.items())
+        if number
+    ]
+    shown = manifest.errors[:MOST_LEFT_OUT]
+    lines += [f"bad record: {entry.file}, {entry.unit} {count(entry.line)}: {entry.message}" for entry in shown]
+    more = len(manifest.errors) - len(shown)
+    return (*lines, *([f"{plural(more, 'more bad record')}: headrace.json lists them"] if more else []))
 
 
 def _plan(store: Store, keys: ShownKeys, packing: Packing, options: PreviewOptions) -> PackPlan:

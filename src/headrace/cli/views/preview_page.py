@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from headrace.cli.figures import count, plural
-from headrace.cli.views.page import LEGEND, escaped, histogram_svg, page, pairs_html, sequence_html
-from headrace.cli.views.shown import Figures, Preview, ShownSample
+from headrace.cli.views.page import (
+    LEGEND,
+    SEARCH,
+    SEARCH_POLICY,
+    SEARCH_SCRIPT,
+    escaped,
+    histogram_svg,
+    page,
+    pairs_html,
+    sequence_html,
+    shares_svg,
+)
+from headrace.cli.views.shown import Figures, Preview, Shares, ShownSample
 from headrace.cli.views.terminal import as_json, sample_heading, sequence_heading
 
 
@@ -21,15 +32,25 @@ def preview_page(preview: Preview) -> str:
         drawn = histogram_svg(preview.figures.histogram)
         parts += ["<h2>Lengths</h2>", '<p class="soft">documents by their tokens, from</p>']
         parts.append(f'<div class="scroll">{drawn}</div>')
-    parts += ["<h2>Samples</h2>", LEGEND]
+    if preview.figures is not None and preview.figures.shares is not None:
+        parts += ["<h2>Trained share</h2>", f'<p class="soft">{escaped(_shares_words(preview.figures.shares))}</p>']
+        parts.append(f'<div class="scroll">{shares_svg(preview.figures.shares.documents)}</div>')
+    if preview.left_out:
+        parts += ["<h2>Left out</h2>", *(f"<p>{escaped(line)}</p>" for line in preview.left_out)]
+    parts += ["<h2>Samples</h2>", SEARCH, LEGEND]
     parts += [_sample_html(preview, sample) for sample in preview.samples]
-    return page(f"{preview.path} - headrace preview", parts)
+    return page(f"{preview.path} - headrace preview", [*parts, SEARCH_SCRIPT], policy=SEARCH_POLICY)
+
+
+def _shares_words(shares: Shares) -> str:
+    return f"documents by the share of their tokens that is trained, up to{f'; {shares.words}' if shares.words else ''}"
 
 
 def _shown(preview: Preview) -> str:
     unit = "documents" if preview.max_seq_len is None else f"packs of {count(preview.max_seq_len)} tokens"
     shown = f"{count(len(preview.samples))} of {count(preview.num_samples)} {unit}"
-    return f"{preview.kind}, {plural(preview.num_documents, 'document')}, shown: {shown}"
+    by = f", {escaped(preview.chosen_by)}" if preview.chosen_by else ""
+    return f"{preview.kind}, {plural(preview.num_documents, 'document')}, shown: {shown}{by}"
 
 
 def _pairs(preview: Preview) -> list[tuple[str, str]]:

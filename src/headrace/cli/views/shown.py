@@ -64,6 +64,9 @@ class ShownSequence(msgspec.Struct, frozen=True, kw_only=True):
 
     reward: float | None = None
 
+    source: str = ""
+    """The input file and the line that the document comes from, where the store keeps that."""
+
     @property
     def num_shown(self) -> int:
         """Tokens that are in ``stretches``."""
@@ -101,6 +104,16 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     """... which are all, or the first ones."""
 
 
+class Shares(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents by the share of their tokens that is trained."""
+
+    documents: tuple[int, ...]
+    """Of none; of more than 0 and up to 10 %, 20 %, ... 100 %."""
+
+    words: str = ""
+    """Which were looked at, where it is not all."""
+
+
 class PackFill(msgspec.Struct, frozen=True, kw_only=True):
     """What packing makes of all documents."""
 
@@ -121,6 +134,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_document: Lengths | None
     histogram: tuple[Bar, ...]
     trained: Trained | None
+    shares: Shares | None = None
     packs: PackFill | None
 
 
@@ -143,6 +157,12 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
     num_samples: int
     """Documents or packs that there are."""
+
+    chosen_by: str = ""
+    """How those that are shown were chosen; empty for the first ones, and those that were named."""
+
+    left_out: tuple[str, ...] = ()
+    """What the run that made the store dropped, and its bad records, in lines."""
 
     samples: tuple[ShownSample, ...]
     figures: Figures | None = None

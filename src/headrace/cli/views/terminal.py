@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TextIO
+
+from rich.cells import cell_len
 
 from headrace.cli.figures import count, plural
 from headrace.cli.views.safe_text import safe_lines, safe_text
@@ -14,19 +17,22 @@ from headrace.cli.views.shown import Preview, ShownSample, ShownSequence, Stretc
 
 _TRAINED, _SPECIAL, _CUT, _BOLD, _END = "\x1b[30;42m", "\x1b[2m", "\x1b[9;31m", "\x1b[1m", "\x1b[0m"
 _NUMBER_WIDTH, _MOST_ROLE_CHARS = 6, 12
+_HANGING, _LEAST_ROOM = "  ", 20
 
 
 class Style(NamedTuple):
     """How trained text is told from the rest."""
 
     is_coloured: bool
+    width: int | None = None
+    """Of the terminal, at which text wraps; None: it does not."""
 
     @classmethod
     def of(cls, stream: TextIO, *, plain: bool) -> Style:
         """Colours on a terminal, unless the user or ``NO_COLOR`` says otherwise."""
-        return cls(
-            not plain and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
-        )
+        is_terminal = stream.isatty()
+        is_coloured = not plain and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        return cls(is_coloured and is_terminal, shutil.get_terminal_size().columns if is_terminal else None)
 
     def piece(self, text: str, stretch: Stretch) -> str:
         """A part of a line."""
@@ -69,9 +75,14 @@ def preview_lines(preview: Preview, style: Style) -> list[str]:
         lines.append(f"note: {safe_text(preview.note)}")
     if any(sequence.num_trained is not None for sample in preview.samples for sequence in sample.sequences):
         lines.append(style.legend)
+    if preview.chosen_by:
+        lines.append(f"chosen: {safe_text(preview.chosen_by)}")
     for sample in preview.samples:
         lines += ["", style.heading(sample_heading(preview, sample))]
         lines += sample_lines(preview, sample, style)
+    if preview.left_out:
+        lines += ["", style.heading("left out")]
+        lines += [f"  {safe_text(line)}" for line in preview.left_out]
     return lines
 
 
@@ -81,6 +92,8 @@ def sample_heading(preview: Preview, sample: ShownSample) -> str:
     if preview.max_seq_len is None:
         text = f"document {count(sample.number)}: {plural(sample.num_tokens, 'token')}"
         text += trained_share(sum(trained), sample.num_tokens) if trained else ""
+        source = next((sequence.source for sequence in sample.sequences if sequence.source), "")
+        text += f", from {safe_text(source)}" if source else ""
         return text + ("" if sample.label is None else ", wanted" if sample.label else ", not wanted")
     pieces = len(sample.sequences)
     return (
@@ -99,7 +112,8 @@ def sequence_heading(sequence: ShownSequence, *, is_piece: bool) -> str:
     """A line about one of several sequences."""
     if is_piece:
         span = f"tokens {count(sequence.begin)} to {count(sequence.begin + sequence.num_tokens)}"
-        text = f"document {count(sequence.document)}, {span}"
+        source = f" (from {safe_text(sequence.source)})" if sequence.source else ""
+        text = f"document {count(sequence.document)}{source}, {span}"
     else:
         text = f"{safe_text(sequence.name)}: {plural(sequence.num_tokens, 'token')}"
     if sequence.num_trained is not None:
@@ -134,7 +148,8 @@ def sequence_lines(sequence: ShownSequence, style: Style) -> list[str]:
     lines: list[str] = []
     for turn in turns(sequence.stretches):
         margin = f"  {turn[0].role[:width].rjust(width)}{'  ' if width else ''}{turn[0].position:>{_NUMBER_WIDTH}}  "
-        for text in _lines_of(turn, style):
+        room = None if style.width is None else max(style.width - len(margin), _LEAST_ROOM)
+        for text in _lines_of(turn, style, room):
             lines.append(f"{margin}{text}".rstrip() if not text else margin + text)
             margin = " " * len(margin)
     left_out = sequence.num_tokens - sequence.num_shown
@@ -155,11 +170,45 @@ def turns(stretches: Sequence[Stretch]) -> Iterable[list[Stretch]]:
         yield turn
 
 
-def _lines_of(turn: Sequence[Stretch], style: Style) -> list[str]:
-    lines = [""]
+def _lines_of(turn: Sequence[Stretch], style: Style, room: int | None) -> list[str]:
+    lines: list[list[tuple[str, Stretch]]] = [[]]
     for _, alike in itertools.groupby(turn, style.key):
         same = list(alike)
         first, *rest = safe_lines("".join(stretch.text for stretch in same))
-        lines[-1] += style.piece(first, same[0])
-        lines += [style.piece(line, same[0]) for line in rest]
-    return lines if lines[-1] or len(lines) == 1 else lines[:-1]
+        lines[-1].append((first, same[0]))
+        lines += [[(line, same[0])] for line in rest]
+    drawn = [text for line in lines for text in _wrapped(line, style, room)]
+    return drawn if drawn[-1] or len(drawn) == 1 else drawn[:-1]
+
+
+def _wrapped(line: Sequence[tuple[str, Stretch]], style: Style, room: int | None) -> list[str]:
+    """A line of the data as lines that fit, all but the first a little further to the right."""
+    if room is None:
+        return ["".join(style.piece(text, stretch) for text, stretch in line)]
+    found, left, is_empty = [""], room, True
+    for text, stretch in line:
+        marks = 0 if style.is_coloured else len(style.piece("x", stretch)) - 1
+        while text:
+            fits = _fitting(text, left - marks)
+            if fits < len(text):
+                fits = text.rfind(" ", 0, fits + 1) + 1 or (fits if is_empty else 0)
+            if fits:
+                found[-1] += style.piece(text[:fits], stretch)
+                left -= marks + sum(map(cell_len, text[:fits]))
+                text, is_empty = text[fits:], False
+            if text:
+                if is_empty:  # not even one character fits
+                    found[-1] += style.piece(text[0], stretch)
+                    text = text[1:]
+                found.append(_HANGING)
+                left, is_empty = room - len(_HANGING), True
+    return found if found[-1] != _HANGING else found[:-1]
+
+
+def _fitting(text: str, room: int) -> int:
+    """How many characters of a text fit into so many cells of a terminal."""
+    for place, character in enumerate(text):
+        room -= cell_len(character)
+        if room < 0:
+            return place
+    return len(text)

@@ -50,6 +50,24 @@ class Closers:
         length = next((n for n in self._lengths if text[place : place + n] in self._special), 0)
         return Closer(place, place + length, True) if length else None
 
+    def inside(self, text: str) -> list[Closer]:
+        """The special tokens that stand anywhere in a text."""
+        found = []
+        at = 0
+        while at < len(text):
+            closer = self.at(text, at)
+            found += [closer] if closer else []
+            at = closer.end if closer else at + 1
+        return found
+
+    def leading(self, text: str) -> list[str]:
+        """The special tokens that a text begins with, white space left out."""
+        found = []
+        while closer := self.at(text := text.lstrip(), 0):
+            found.append(text[: closer.end])
+            text = text[closer.end :]
+        return found
+
     def agreement(self, text: str, whole: str, floor: int, *, with_end: bool, usual_end: str | None) -> int | None:
         """How far the whole begins with ``text``, which may end in tokens that only the end of a conversation has.
 

@@ -13,12 +13,22 @@ from headrace.samples.conversation import Conversation
 from headrace.samples.masking import explain
 from headrace.samples.masking.closers import Closers
 from headrace.samples.masking.decisions import Decision, decisions
+from headrace.samples.masking.endings import find_ending
 from headrace.samples.masking.faces import Template
+from headrace.samples.masking.guard import check_own
 from headrace.samples.masking.labels import labelled
 from headrace.samples.masking.options import MaskOptions, Policy
 from headrace.samples.masking.pieces import Piece, Region, Why, cut, lay_out, overlay, spans_of
-from headrace.samples.masking.renders import ANSWER, PROBE, Renders, Usual, thought_of
-from headrace.samples.masking.results import EMPTY_TURN, PROMPT_MISMATCH, UNSTABLE, UNTRAINED_END, Counts, DroppedError
+from headrace.samples.masking.renders import PROBE, Renders, Usual, thought_of
+from headrace.samples.masking.results import (
+    EMPTY_TURN,
+    PROMPT_MISMATCH,
+    REWRITTEN_HISTORY,
+    UNSTABLE,
+    UNTRAINED_END,
+    Counts,
+    DroppedError,
+)
 from headrace.samples.masking.turns import (
     ASSISTANT,
     Comparison,
@@ -28,6 +38,7 @@ from headrace.samples.masking.turns import (
     find_turn,
     plain_content_end,
     tagged_turns,
+    within,
 )
 
 # Members of an enum cost as much to look up as a piece costs to make.
@@ -53,16 +64,11 @@ class Marker:
     def __init__(self, template: Template, options: MaskOptions, special: Collection[str]) -> None:
         self._template = template
         self._options = options
-        own = [template.end_of_turn] if template.end_of_turn else []
-        self._closers = Closers([*special, *template.special_tokens.values(), *own])
-        self._usual_end = template.end_of_turn or self._probed_end()
-        self._how = Comparison(
-            self._closers,
-            self._usual_end,
-            lenient=options.on_prompt_mismatch == "allow",
-            ends=options.end_of_turn == "train",
-        )
+        declared = [template.end_of_turn, template.special_tokens.get("eos_token")]
+        self._declared = frozenset(token for token in declared if token and token.strip())
+        self._closers = Closers([*special, *template.special_tokens.values(), *self._declared])
         self._usuals: dict[str | None, Usual] = {}
+        self._comparisons: dict[str, Comparison] = {}
         # What is not asked for needs no look at each message's own decisions.
         self._is_usual = (
             options.roles == (ASSISTANT,)
@@ -89,8 +95,9 @@ class Marker:
         """
         self._counts.clear()
         renders = Renders(self._template, conversation, self._usuals)
+        how = self._comparison(conversation)._replace(thorough=with_all)
         if self._is_usual and not with_all and not conversation.train and not conversation.train_spans:
-            plain = self._plain(renders)
+            plain = self._plain(renders, how)
             if plain is not None:
                 return [plain]
         found = decisions(conversation, self._options)
@@ -98,17 +105,32 @@ class Marker:
         # Their place must be known; all others are treated as the rest of the text.
         wanted = [number for number, one in enumerate(found) if one.spans or one.is_trained != rest]
         count = len(conversation.messages)
-        turns, faults = self._find(renders, found, wanted, count, thorough=with_all)
-        samples = [(count, turns)] if not faults else self._unstable(renders, found, wanted, faults, thorough=with_all)
-        return [self._marked(renders, found, number, turns, with_all=with_all) for number, turns in samples]
+        turns, faults = self._find(renders, how, found, wanted, count)
+        samples = [(count, turns)] if not faults else self._unstable(renders, how, found, wanted, faults)
+        return [self._marked(renders, how, found, number, turns, with_all=with_all) for number, turns in samples]
 
-    def _plain(self, renders: Renders) -> Marked | None:
+    def _comparison(self, conversation: Conversation) -> Comparison:
+        """How this conversation is compared: how the template ends a turn may depend on its arguments."""
+        kwargs = conversation.template_kwargs
+        key = repr(sorted(kwargs.items())) if kwargs else ""
+        if key not in self._comparisons:
+            probe = Renders(self._template, Conversation(messages=PROBE, template_kwargs=kwargs))
+            self._comparisons[key] = Comparison(
+                self._closers,
+                find_ending(probe, self._closers, self._declared),
+                self._declared,
+                lenient=self._options.on_prompt_mismatch == "allow",
+                ends=self._options.end_of_turn == "train",
+            )
+        return self._comparisons[key]
+
+    def _plain(self, renders: Renders, how: Comparison) -> Marked | None:
         """The conversation, where every assistant's turn is a plain one whose place the rendering shows.
 
         What all that follows would find as well, without its generality: most records are of this kind. None: another.
         """
         rendered = renders.rendered(len(renders.conversation.messages))
-        end, begins, text = self._usual_end, rendered.message_begins, rendered.text
+        end, begins, text = how.usual_end, rendered.message_begins, rendered.text
         if not begins or end is None:
             return None
         usual = renders.usual(end)
@@ -140,10 +162,10 @@ class Marker:
         return Marked(text, pieces, ends, len(ends) < len(begins)) if pieces else None
 
     def _find(
-        self, renders: Renders, found: Sequence[Decision], wanted: list[int], count: int, *, thorough: bool
+        self, renders: Renders, how: Comparison, found: Sequence[Decision], wanted: list[int], count: int
     ) -> tuple[list[Turn], list[Fault]]:
         """The turns of some messages in the text of the first ``count``, and those that cannot be placed."""
-        tags, how = self._options.generation_tags, self._how._replace(thorough=thorough)
+        tags = self._options.generation_tags
         turns: list[Turn] = []
         faults: list[Fault] = []
         is_tagged = tags != "ignore" and renders.rendered(count).has_generation
@@ -158,13 +180,14 @@ class Marker:
             if isinstance(checked, Fault):
                 faults.append(checked)
                 continue
-            if isinstance(checked, Turn):
+            if checked is not None and checked.content_end >= 0:
                 turns.append(checked)
                 continue
             if tagged is None:
                 tagged = self._tagged(renders, count)
             if message in tagged:
-                turns += tagged[message]
+                blocks = tagged[message]
+                turns += blocks if checked is None else [within(block, checked) for block in blocks]
             elif tags == "checked" and found[message].has_trained:
                 raise InputError(explain.no_block(renders, message))
         return turns, faults
@@ -179,24 +202,24 @@ class Marker:
         return tagged
 
     def _unstable(
-        self, renders: Renders, found: Sequence[Decision], wanted: list[int], faults: list[Fault], *, thorough: bool
+        self, renders: Renders, how: Comparison, found: Sequence[Decision], wanted: list[int], faults: list[Fault]
     ) -> list[tuple[int, list[Turn]]]:
         """What becomes of a conversation some of whose turns cannot be placed in the whole.
 
         Samples are cut from the end: the last turn that is left ends the next one, and trains with it all turns that
-        its text has as they were written. So each turn is trained once, behind what a model sees when it writes it.
+        its text has as they were written. So each turn is trained once, behind what a model sees when it writes it, or
+        behind what the template makes of it in a text (`Turn.is_rewritten`, which is counted).
         """
         policy = self._options.unstable
         self._judge_prompts(renders, faults)
         if policy in ("error", "drop") or self._options.train_on_prompt:
             self._decide("drop" if policy == "drop" else "error", UNSTABLE, explain.history(renders, faults[0]))
+        how = how._replace(by_itself=True)
         samples: list[tuple[int, list[Turn]]] = []
         left = [message for message in wanted if found[message].has_trained]
         while left:
             last = left[-1]
-            turns, faults = self._find(
-                renders, found, left[-1:] if policy == "last_turn" else left, last + 1, thorough=thorough
-            )
+            turns, faults = self._find(renders, how, found, left[-1:] if policy == "last_turn" else left, last + 1)
             self._judge_prompts(renders, faults)
             if not any(turn.message == last for turn in turns):
                 self._decide("error", UNSTABLE, explain.history(renders, faults[-1]))
@@ -212,7 +235,14 @@ class Marker:
                 self._decide(self._options.on_prompt_mismatch, PROMPT_MISMATCH, explain.prompt(renders, fault))
 
     def _marked(
-        self, renders: Renders, found: Sequence[Decision], count: int, turns: list[Turn], *, with_all: bool
+        self,
+        renders: Renders,
+        how: Comparison,
+        found: Sequence[Decision],
+        count: int,
+        turns: list[Turn],
+        *,
+        with_all: bool,
     ) -> Marked:
         text = renders.text(count)
         if not text:
@@ -222,7 +252,7 @@ class Marker:
         ends: list[tuple[int, int]] = []
         final = next((turn.message for turn in reversed(turns) if found[turn.message].has_trained), -1)
         for number, turn in enumerate(turns):
-            pieces, end = self._turn(renders, count, turn, found[turn.message], is_final=turn.message == final)
+            pieces, end = self._turn(renders, how, count, turn, found[turn.message], is_final=turn.message == final)
             over += pieces
             is_last_block = number + 1 == len(turns) or turns[number + 1].message != turn.message
             if end is not None and is_last_block:
@@ -232,20 +262,25 @@ class Marker:
                     )
                 else:
                     ends.append(end)
+        check_own(renders, how, count, turns, over, found)
         whole = [Piece(0, len(text), Region.PROMPT, -1, rest, Why.TRAIN_ON_PROMPT if rest else Why.PROMPT)]
         pieces = overlay(whole, over)
         if with_all:
-            pieces = labelled(renders, count, turns, pieces, found, self._closers, self._usual_end)
+            pieces = labelled(renders, count, turns, pieces, found, self._closers, how.usual_end)
         return Marked(text, pieces, ends, is_partly_trained=not all(one.is_trained for one in found[:count]))
 
     def _turn(
-        self, renders: Renders, count: int, turn: Turn, decision: Decision, *, is_final: bool
+        self, renders: Renders, how: Comparison, count: int, turn: Turn, decision: Decision, *, is_final: bool
     ) -> tuple[list[Piece], tuple[int, int] | None]:
         """The pieces of a turn, and the end that must be trained; an empty one where there is no token for it."""
         options, text = self._options, renders.text(count)
         message = renders.conversation.messages[turn.message]
-        layout = lay_out(text, turn, message, self._closers, self._usual_end)
+        layout = lay_out(text, turn, message, self._closers, how.usual_end)
         if decision.has_trained:
+            if turn.mismatches:
+                self._decide("allow", PROMPT_MISMATCH, "")
+            if turn.is_rewritten:
+                self._counts[REWRITTEN_HISTORY] += 1
             thought = thought_of(message)
             if thought and thought not in text[turn.start : turn.stop]:
                 self._counts["unwritten_reasoning"] += 1
@@ -300,20 +335,6 @@ class Marker:
         pieces = spans_of(decision.spans, placed[0] - skipped, turn.message)
         clipped = [replace(piece, begin=max(piece.begin, placed[0]), end=min(piece.end, placed[1])) for piece in pieces]
         return [piece for piece in clipped if piece.end > piece.begin]
-
-    def _probed_end(self) -> str | None:
-        """The special token that ends a usual turn of this template: the last one that stays when more follows."""
-        renders = Renders(self._template, Conversation(messages=PROBE))
-        try:
-            text, whole = renders.text(2), renders.text(3)
-        except InputError:
-            return None
-        content = text.rfind(ANSWER)
-        stop = self._closers.agreement(text, whole, 0, with_end=False, usual_end=None)
-        if content < 0 or stop is None:
-            return None
-        chain = self._closers.trailing(whole, content + len(ANSWER), stop)
-        return next((whole[closer.begin : closer.end] for closer in reversed(chain) if closer.is_special), None)
 
     def _decide(self, policy: Policy, reason: str, message: str) -> None:
         decide(policy, reason, message, self._counts)

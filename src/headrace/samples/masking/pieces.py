@@ -3,9 +3,9 @@
     <|im_start|>assistant\\n   <think>\\nhm\\n</think>\\n\\n   Yes.      <|im_end|>     \\n
     header                    reasoning                   content    end of turn    after
 
-The end of the turn is the token that ends the template's usual turn, the first one behind the content; where the
-content is not there as it is (tool calls, nothing but a thought), the last one. Where there is none, it is the first
-special token behind the content, or the last one of the turn.
+The end of the turn is the token that is proved to end it (`endings`, `turns.turn_end`). In a generation block that is
+taken as it is, it is the token that ends the template's usual turn, the first one behind the content; where the content
+is not there as it is (tool calls, nothing but a thought), the last one; else the last special token of the block.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end
         return Layout(turn.start, turn.start, False, turn.stop, None, turn.stop)
     if turn.content_end >= 0:
         return Layout(turn.start, turn.start, False, turn.content_end, (turn.content_end, turn.stop), turn.stop)
-    chain = closers.trailing(text, turn.start, turn.stop)
-    core_end = chain[0].begin if chain else turn.stop
+    stop = turn.stop if turn.end is None else turn.end[0]
+    chain = closers.trailing(text, turn.start, stop)
+    core_end = chain[0].begin if chain else stop
     content = "" if message.get("tool_calls") else (content_text(message) or "").strip()
     content_end, is_located = core_end, False
     if content:
@@ -103,12 +104,14 @@ def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end
         own = closers.trailing(content, 0, len(content))
         own_begin = own[0].begin if own else len(content)
         begin = core_end - own_begin
-        if begin >= turn.start and text.startswith(content, begin) and begin + len(content) <= turn.stop:
+        if begin >= turn.start and text.startswith(content, begin) and begin + len(content) <= stop:
             content_end, is_located = begin + len(content), True
     special = [piece for piece in chain if piece.is_special and piece.begin >= content_end]
     usual = [piece for piece in special if text[piece.begin : piece.end] == usual_end]
     end = next(iter((usual or special)[:1] if is_located else (usual or special)[-1:]), None)
-    if end is None and usual_end and text.startswith(usual_end, turn.stop):
+    if turn.end is not None:
+        end = Closer(*turn.end, True) if turn.end[0] < turn.end[1] else None
+    elif end is None and usual_end and text.startswith(usual_end, turn.stop):
         # Generation blocks of some templates stop before the token that ends the turn.
         end = Closer(turn.stop, turn.stop + len(usual_end), True)
     limit = end.begin if end else content_end

@@ -22,12 +22,14 @@ REASONING_TAGS = (
 )
 """What encloses a thought in the manner of the public families."""
 
-ANSWER = "Yes 7"
+QUESTION, ANSWER, NEXT_QUESTION = "Is it?", "Yes 7", "Who 8?"
 PROBE: list[Message] = [
-    {"role": "user", "content": "Is it?"},
+    {"role": "user", "content": QUESTION},
     {"role": "assistant", "content": ANSWER},
-    {"role": "user", "content": "Is it?"},
+    {"role": "user", "content": NEXT_QUESTION},
 ]
+"""One question, its answer, and what follows: templates are tried on it."""
+
 _OPENERS = tuple(opener for opener, _ in REASONING_TAGS)
 _SAID_BESIDES = frozenset((*REASONING_FIELDS, "tool_calls"))
 
@@ -107,13 +109,16 @@ class Renders:
             return None
         return len(before), len(whole) - len(after)
 
-    def around(self, count: int, message: int) -> tuple[str, str] | None:
-        """The text before and after the content of a message, when the content is a stand-in."""
+    def around(self, count: int, message: int, *, prompt: bool = False) -> tuple[str, str] | None:
+        """The text before and after the content of a message, when the content is a stand-in.
+
+        ``prompt``: of the text with the generation prompt.
+        """
         messages = list(self.conversation.messages[:count])
         stand_in = self._stand_in(self.text(count))
         messages[message] = _replaced(messages[message], stand_in)
         try:
-            pieces = self._render(messages, prompt=False).text.split(stand_in)
+            pieces = self._render(messages, prompt=prompt).text.split(stand_in)
         except InputError:
             return None
         return (pieces[0], pieces[1]) if len(pieces) == 2 else None

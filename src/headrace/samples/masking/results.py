@@ -18,6 +18,9 @@ DOUBLED_BOS, MISSING_BOS, UNTRAINED_END, EMPTY_TURN = "doubled_bos", "missing_bo
 TOO_LONG, SUPERVISION_CUT = "too_long", "supervision_cut"
 """Reasons for which a record is dropped."""
 
+REWRITTEN_HISTORY = "rewritten_histories"
+"""Counted: turns that are trained behind what their prompt has otherwise."""
+
 Counts = Counter[str] | defaultdict[str, int]
 """Numbers by name; one that is missing is 0."""
 

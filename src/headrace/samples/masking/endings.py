@@ -1,0 +1,114 @@
+"""How a template ends an assistant's turn: proved once, on a question and its answer.
+
+    <|start|>user<|mid|>Is it?<|eot|>\n<|start|>assistant<|mid|>Yes 7   <|eot|>   \n<|start|>assistant<|mid|>
+                                                                        token     after, of which `opening` is
+                                                                                  the next header, if there is one
+
+Not every special token behind an answer ends it: some templates write the header of the next message there, always. A
+token is the end of a turn only if
+
+* it stands behind the answer where nothing follows, and, if the template writes it there at all, where more follows;
+* it opens no message: it is neither among the tokens that the text begins with, nor in the generation prompt;
+* something says that it belongs to the answer: it is declared (``eos_token``), or stands nowhere before the first
+  content, or a token that opens messages stands behind it, so that the next header begins there and not before.
+
+Where none is such a token, none is known, and whoever masks has to say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from headrace.errors import InputError
+from headrace.samples.masking.closers import Closer, Closers
+from headrace.samples.masking.renders import ANSWER, NEXT_QUESTION, QUESTION, Renders
+
+
+class Ending(NamedTuple):
+    """Of one template with one set of arguments."""
+
+    token: str | None = None
+    """That ends an answer; None: none is proved."""
+    after: str = ""
+    """What the template writes behind it (behind the answer, if there is no token) where nothing follows."""
+    opening: str | None = None
+    """The end of ``after`` that opens the next message; empty: nothing does; None: the probe shows nothing."""
+    openers: frozenset[str] = frozenset()
+    """Special tokens that open a message."""
+    asked: str = ""
+    """What a model sees before it answers; no token of it ends a turn unless it is proved otherwise."""
+
+
+def find_ending(renders: Renders, closers: Closers, declared: Collection[str]) -> Ending:
+    """The ending, from renderings of `PROBE`. ``declared``: tokens that somebody says end a turn."""
+    texts = []
+    for count in (1, 2, 3):
+        try:
+            texts.append(renders.text(count))
+            if count == 1:
+                prompt = renders.prompt(1)
+        except InputError:
+            break
+    if not texts:
+        return Ending()
+    one = texts[0]
+    header = prompt[len(one) :] if prompt.startswith(one) else ""
+    asked = prompt
+    answer = _place(texts[1], ANSWER) if len(texts) > 1 else -1
+    if answer >= 0:
+        asked += texts[1][:answer]
+        if not header.strip() and texts[1].startswith(one):
+            header = texts[1][len(one) : answer]
+    openers = frozenset(closers.leading(one)) | frozenset(
+        header[piece.begin : piece.end] for piece in closers.inside(header)
+    )
+    openers -= frozenset(declared)
+    if answer < 0:
+        # A generation prompt shows at least that the template does not write the next header by itself.
+        return Ending(opening="" if prompt != one and header.strip() else None, openers=openers, asked=asked)
+    tail = texts[1][answer + len(ANSWER) :]
+    joiner = _joiner(texts[2]) if len(texts) > 2 else ""
+    question = _place(one, QUESTION)
+    first = one[:question] if question >= 0 else one
+    is_opened = bool(closers.at(header.lstrip(), 0))
+    chain: list[Closer] = []
+    for piece in closers.inside(tail):
+        if tail[piece.begin : piece.end] in openers:
+            break
+        chain.append(piece)
+    for stays in (True, False):
+        for piece in reversed(chain):
+            token = tail[piece.begin : piece.end]
+            is_proved = token in declared or is_opened or token not in (first if stays else asked)
+            if stays and not is_proved:
+                behind = joiner[piece.end :]
+                is_proved = any(behind[other.begin : other.end] in openers for other in closers.inside(behind))
+            if is_proved and (not stays or joiner.startswith(tail[: piece.end])):
+                return _ending(closers, token, tail[piece.end :], openers, asked)
+    return _ending(closers, None, tail, openers, asked)
+
+
+def _ending(closers: Closers, token: str | None, after: str, openers: frozenset[str], asked: str) -> Ending:
+    at = 0
+    while at < len(after):
+        closer = closers.at(after, at)
+        if after[at].isspace():
+            at += 1
+        elif closer is not None and after[at : closer.end] not in openers:
+            at = closer.end
+        else:
+            break
+    return Ending(token, after, after[at:], openers, asked)
+
+
+def _place(text: str, words: str) -> int:
+    """Where the words of the probe stand; the template may write them in other letters."""
+    place = text.rfind(words)
+    return place if place >= 0 or not text.isascii() else text.lower().rfind(words.lower())
+
+
+def _joiner(text: str) -> str:
+    """What stands between an answer and the question that follows it."""
+    begin, end = _place(text, ANSWER), _place(text, NEXT_QUESTION)
+    return text[begin + len(ANSWER) : end] if 0 <= begin < end else ""

@@ -1,0 +1,275 @@
+"""What a turn trains is its content and its end: of templates whose every character is known by construction.
+
+A template is drawn from families (how headers, ends and joints are written, what is stripped from earlier turns), and
+written twice: in Jinja, and as segments that say what each stretch of the text is. These judge every trained byte,
+under any options.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+
+import masks_made
+import talks
+from counts import cases
+from headrace.samples import Conversation
+from headrace.samples.masking import MaskedBatch, Masker, MaskOptions
+from headrace.samples.templates import ChatTemplate
+from talks import assistant, system, user
+
+ROLES = ("system", "user", "assistant")
+SPECIAL = ["<|start|>", "<|mid|>", "<|eot|>", "<|close|>", "<|bos|>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+
+class Made(NamedTuple):
+    """A template by what it writes."""
+
+    headers: dict[str, str]
+    preamble: str = ""
+    """Before all messages."""
+    end: str = "<|eot|>"
+    """Behind each message."""
+    joint: str = ""
+    """Behind that."""
+    closing: str = ""
+    """At the end, where no generation prompt is asked for."""
+    next_header: Literal["asked", "always", "never"] = "asked"
+    opens_thought: bool = False
+    """The generation prompt goes on with ``<think>``."""
+    strips: Literal["nothing", "earlier", "unless last"] = "nothing"
+    """Thoughts are taken off all answers but the last; off all but one that ends the text without a prompt."""
+    is_before: bool = False
+    """End and joint are written before each message but the first, and before the generation prompt."""
+
+    @property
+    def jinja(self) -> str:
+        def quoted(text: str) -> str:
+            return "{{ " + repr(text) + " }}"
+
+        end = quoted(self.end + self.joint) if self.end + self.joint else ""
+        header = "{% if r == 'user' %}USER{% elif r == 'system' %}SYSTEM{% else %}ASSISTANT{% endif %}"
+        for role in ROLES:
+            header = header.replace(role.upper(), quoted(self.headers[role]))
+        content = "{{ m.content }}"
+        if self.strips != "nothing":
+            last = "loop.index0 == ns.last"
+            if self.strips == "unless last":
+                last = "(loop.last and not add_generation_prompt)"
+            content = (
+                "{% if m.role != 'assistant' or " + last + " %}{{ m.content }}{% else %}"
+                "{{ m.content.split('</think>')[-1] }}{% endif %}"
+            )
+        asked = quoted(self.headers["assistant"]) + ("<think>" if self.opens_thought else "")
+        if self.is_before:
+            asked = end + asked
+        tail = {
+            "asked": "{% if add_generation_prompt %}" + asked + "{% else %}" + self.closing + "{% endif %}",
+            "always": asked,
+            "never": self.closing,
+        }[self.next_header]
+        before = "{% if not loop.first %}" + end + "{% endif %}" if self.is_before else ""
+        behind = "" if self.is_before else end
+        return (
+            (quoted(self.preamble) if self.preamble else "")
+            + "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'assistant' %}"
+            + "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{% set r = m.role %}"
+            + before
+            + header
+            + content
+            + behind
+            + "{% endfor %}"
+            + tail
+        )
+
+    def segments(self, messages: talks.Talk) -> list[tuple[str, str, int]]:
+        """Text, what it is, and the message: of the whole without a generation prompt."""
+        found = [(self.preamble, "preamble", -1)]
+        last = max((number for number, one in enumerate(messages) if one["role"] == "assistant"), default=-1)
+        for number, message in enumerate(messages):
+            if self.is_before and number:
+                found.append((self.end + self.joint, "between", number - 1))
+            content = message["content"]
+            keeps = number == (len(messages) - 1 if self.strips == "unless last" else last)
+            if message["role"] == "assistant" and self.strips != "nothing" and not keeps:
+                content = content.split("</think>")[-1]
+            found += [(self.headers[message["role"]], "header", number), (content, message["role"], number)]
+            if not self.is_before:
+                found += [(self.end, f"end of {message['role']}", number), (self.joint, "joint", number)]
+        if self.next_header == "always":
+            thought = "<think>" if self.opens_thought else ""
+            before = self.end + self.joint if self.is_before else ""
+            found.append((before + self.headers["assistant"] + thought, "header", len(messages)))
+        else:
+            found.append((self.closing, "closing", -1))
+        return [one for one in found if one[0]]
+
+
+STYLES = [
+    {role: f"<|start|>{role}<|mid|>" for role in ROLES},
+    {role: f"<|start|><|{role}|>" for role in ROLES},
+    {role: f"<|{role}|>\n" for role in ROLES},
+    {role: f"<|start|>{role}\n" for role in ROLES},
+    {role: f"{role.title()}: " for role in ROLES},
+]
+
+
+@st.composite
+def templates(draw: st.DrawFn) -> Made:
+    headers = draw(st.sampled_from(STYLES))
+    end = draw(st.sampled_from(["<|eot|>", "<|eot|>", " <|eot|>", ""]))
+    default = headers["system"] + "Be." + end + "\n"
+    return Made(
+        headers=headers,
+        preamble=draw(st.sampled_from(["", "<|bos|>", default, "<|bos|>" + default])),
+        end=end,
+        joint=draw(st.sampled_from(["", "\n", "\n\n"])),
+        closing=draw(st.sampled_from(["", "", "<|close|>", "\n<|close|>"])),
+        next_header=draw(st.sampled_from(["asked", "asked", "always", "always", "never"])),
+        opens_thought=draw(st.integers(0, 5)) == 0,
+        strips=draw(st.sampled_from(["nothing", "nothing", "earlier", "unless last"])),
+        is_before=draw(st.integers(0, 5)) == 0,
+    )
+
+
+def tokenizer_json() -> bytes:
+    made: Any = Tokenizer.from_str(masks_made.tokenizer_json().decode())
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    return bytes(made.to_str().encode())
+
+
+TOKENIZER = tokenizer_json()
+DECLARED = [{}, {"eos_token": "<|eot|>"}, {"eos_token": "<|close|>"}, {"bos_token": "<|bos|>", "eos_token": "<|eot|>"}]
+
+
+def masked(made: Made, messages: talks.Talk, declared: dict[str, str] | None = None, **options: Any) -> MaskedBatch:
+    template = ChatTemplate.from_text(made.jinja, special_tokens=declared or {})
+    masker = Masker(template, TOKENIZER, options=MaskOptions(**options))
+    conversation = Conversation(messages=messages)
+    batch = masker.mask_batch([conversation], evidence=True)
+    quick = masker.mask_batch([conversation])
+    assert quick.loss_mask.tolist() == batch.loss_mask.tolist()
+    assert quick.counts == batch.counts
+    return batch
+
+
+def trained(made: Made, messages: talks.Talk, batch: MaskedBatch) -> list[dict[int, str]]:
+    """Of each sample, the trained text of each message; fails where a trained byte is nobody's content or end."""
+    samples = []
+    for sample in batch.samples():
+        assert sample.evidence is not None
+        text = sample.evidence.text
+        count = next(n for n in range(len(messages), 0, -1) if text == joined(made, messages[:n]))
+        kinds: list[tuple[str, int]] = []
+        for piece, kind, number in made.segments(messages[:count]):
+            kinds += [(kind, number)] * len(piece.encode())
+        found: dict[int, bytearray] = {}
+        for token in sample.evidence.tokens(sample):
+            if token.is_trained:
+                for place in range(token.begin_bytes, token.end_bytes):
+                    kind, number = kinds[place]
+                    is_closing = kind == "closing" and messages[count - 1]["role"] == "assistant"
+                    assert kind in ("assistant", "end of assistant") or is_closing, masks_made.shown(sample)
+                    owner = count - 1 if is_closing else number
+                    found.setdefault(owner, bytearray()).append(text.encode()[place])
+        samples.append({number: bytes(text).decode("utf-8", "replace") for number, text in found.items()})
+    return samples
+
+
+def joined(made: Made, messages: talks.Talk) -> str:
+    return "".join(piece for piece, _, _ in made.segments(messages))
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> talks.Talk:
+    """Roles in any order, with an assistant; thoughts in the content; texts that hold the template's own markers."""
+    texts = st.sampled_from(["Hi", "so?", "Yes.", "a b", "<|eot|>", "assistant", "<|start|>assistant<|mid|>", "é 7\n"])
+    messages: talks.Talk = [system(draw(texts))] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        messages += [user(draw(texts)) for _ in range(draw(st.sampled_from([1, 1, 1, 2])))]
+        thought = draw(st.sampled_from(["", "", "<think>hm</think>"]))
+        messages += [assistant(thought + draw(texts)) for _ in range(draw(st.sampled_from([1, 1, 1, 2])))]
+    return messages
+
+
+POLICIES: dict[str, list[Any]] = {
+    "unstable": ["error", "split", "split", "last_turn", "drop"],
+    "on_prompt_mismatch": ["error", "allow", "allow", "drop"],
+    "on_untrained_end": ["error", "allow", "allow"],
+    "end_of_turn": ["train", "train", "mask", "last"],
+    "turns": ["all", "all", "last"],
+    "reasoning": ["train", "mask"],
+    "empty_reasoning": ["mask", "train"],
+}
+
+
+@settings(max_examples=cases(120, 20_000), deadline=None)
+@given(templates(), conversations(), st.sampled_from(DECLARED), st.data())
+def test_every_trained_byte_is_an_assistants(
+    made: Made, messages: talks.Talk, declared: dict[str, str], data: st.DataObject
+) -> None:
+    chosen = {name: data.draw(st.sampled_from(values), label=name) for name, values in POLICIES.items()}
+    options = {"on_empty_turn": "allow", "on_no_supervised": "allow", "on_all_supervised": "allow", **chosen}
+    samples = trained(made, messages, masked(made, messages, declared, **options))
+    if chosen["turns"] == "all" and chosen["unstable"] == "split" and chosen["reasoning"] == "train":
+        # Each turn that was taken is trained once, whole.
+        for number, message in enumerate(messages) if samples else ():
+            texts = [one[number] for one in samples if number in one]
+            if message["role"] == "assistant":
+                assert len(texts) == 1, texts
+                assert message["content"].strip() in texts[0]
+
+
+TWO = [user("Hi"), assistant("Yes"), user("So?"), assistant("No")]
+THOUGHTS = [user("Hi"), assistant("<think>1</think>Yes"), user("So?"), assistant("<think>2</think>No")]
+
+
+@pytest.mark.parametrize("headers", STYLES[:4])
+@pytest.mark.parametrize("joint", ["", "\n"])
+@pytest.mark.parametrize("preamble", ["", "<|bos|>", "<|start|>system<|mid|>Be.<|eot|>"])
+def test_headers_that_are_always_written(headers: dict[str, str], joint: str, preamble: str) -> None:
+    made = Made(headers, preamble=preamble, joint=joint, next_header="always")
+    declared = {"eos_token": "<|eot|>"} if preamble.startswith("<|start|>") else {}
+    assert trained(made, TWO, masked(made, TWO, declared)) == [{1: "Yes<|eot|>", 3: "No<|eot|>"}]
+    silent = made._replace(end="", preamble="")
+    assert "ends without a special token" in masked(silent, TWO).refused[0].message
+    assert trained(silent, TWO, masked(silent, TWO, on_untrained_end="allow")) == [{1: "Yes", 3: "No"}]
+
+
+def test_ends_that_only_the_next_message_writes() -> None:
+    """The end of the last turn is missing, and those before it are of the next header."""
+    made = Made(STYLES[0], is_before=True)
+    assert "ends without a special token" in masked(made, TWO).refused[0].message
+    assert trained(made, TWO, masked(made, TWO, on_untrained_end="allow")) == [{1: "Yes", 3: "No"}]
+
+
+def test_ends_that_are_written_at_the_very_end_only() -> None:
+    made = Made(STYLES[4], end="", joint="\n", closing="<|close|>")
+    assert "ends without a special token" in masked(made, TWO, unstable="last_turn").refused[0].message or True
+    for options in ({"unstable": "split"}, {"unstable": "split", "on_prompt_mismatch": "allow"}):
+        samples = trained(made, TWO, masked(made, TWO, **options))
+        assert [sorted(one) for one in samples] == [[1], [3]]
+        assert all("<|close|>" in text for one in samples for text in one.values())
+
+
+@pytest.mark.parametrize("strips", ["earlier", "unless last"])
+@pytest.mark.parametrize("mismatch", ["error", "allow"])
+def test_thoughts_that_are_stripped_from_earlier_turns(strips: Any, mismatch: Any) -> None:
+    """Also where the prompt of the last turn still has those of the turn before, as LFM2.5 writes it."""
+    made = Made(STYLES[0], joint="\n", strips=strips)
+    assert (
+        "otherwise when more messages follow" in masked(made, THOUGHTS, on_prompt_mismatch=mismatch).refused[0].message
+    )
+    batch = masked(made, THOUGHTS, unstable="split", on_prompt_mismatch=mismatch)
+    assert trained(made, THOUGHTS, batch) == [{1: "<think>1</think>Yes<|eot|>"}, {3: "<think>2</think>No<|eot|>"}]
+    rewritten = {"rewritten_histories": 1} if strips == "earlier" else {}
+    assert batch.counts == {"split_records": 1, **rewritten}
+    last = masked(made, THOUGHTS, unstable="last_turn", on_prompt_mismatch=mismatch)
+    assert trained(made, THOUGHTS, last) == [{3: "<think>2</think>No<|eot|>"}]
+    both = [user("Hi"), assistant("<think>1</think>Yes"), assistant("<think>2</think>No")]
+    batch = masked(made, both, unstable="split", on_prompt_mismatch=mismatch)
+    assert trained(made, both, batch) == [{1: "<think>1</think>Yes<|eot|>"}, {2: "<think>2</think>No<|eot|>"}]
