@@ -93,7 +93,7 @@ def prepare_recipe(
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: a package is needed that is not installed.
     """
-    check_local(recipe, inputs, output)
+    check_local(recipe, inputs, output, tokenizer)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
     notice = on_notice or (lambda message: None)
     show = on_progress or (lambda progress: None)

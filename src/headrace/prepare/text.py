@@ -52,7 +52,7 @@ def prepare_text(
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: the input or the tokeniser asked for needs a package that is not installed.
     """
-    check_local(inputs, output)
+    check_local(inputs, output, tokenizer)
     options = options or TextOptions()
     check_options(options)
     show = on_progress or (lambda progress: None)

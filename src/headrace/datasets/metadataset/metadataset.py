@@ -144,7 +144,7 @@ def load_dataset(
         StoreError: the file is missing, or no YAML.
         ConfigError: it has unknown keys, or values that make no sense; names the place.
     """
-    check_local(path)
+    check_local(metadataset, path)
     if isinstance(metadataset, Mapping):
         where = "metadataset" if path is None else os.fspath(path)
         file = None if path is None else Path(path)
