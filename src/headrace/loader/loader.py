@@ -230,7 +230,8 @@ class Loader:
         """Go on from a saved state; ``recipe``, as saved by ``save_recipe``, tells the field when the runs differ.
 
         Raises:
-            StateError: not a state, damaged, of an unknown version, or of another run; nothing has changed then.
+            StateError: not a state, damaged, of an unknown version, or of another run; or within a step of a blend,
+                saved before who takes what of it was drawn. Nothing has changed then.
             ConfigError: from there on a micro-batch would be of two sources, see `BlendDataset`; nothing has changed.
         """
         saved = recipe if isinstance(recipe, Recipe) or recipe is None else load_recipe(recipe)

@@ -83,11 +83,13 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"there are {num_lanes} lanes, and global batches of {sizes}: a slot of the batch has to be of one "
                 f"lane, so the lanes divide {together}"
             )
+        number = together if num_lanes is None else num_lanes
         return cls(
-            num_lanes=together if num_lanes is None else num_lanes,
+            num_lanes=number,
             frame_positions=frame_positions,
             num_positions=num_positions,
-            key=key,
+            # One lane takes all of them.
+            key=key if number > 1 else None,
         )
 
     @property
