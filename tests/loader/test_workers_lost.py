@@ -138,7 +138,7 @@ def test_workers_killed_while_the_training_computes(texts: Path, caplog: pytest.
 def test_a_message_cut_in_two(texts: Path) -> None:
     """The rest of it never comes, and the reader of the pipe waits for it; until somebody makes it come."""
     others = set(active_children())
-    loader = loader_of(media_texts.loaded(texts, media_texts.large), num_workers=1)
+    loader = loader_of(media_texts.loaded(texts, media_texts.large), micro_batch_size=1, num_workers=1, prefetch=4)
     iterator = iter(loader)
     found = list(next(iterator)["text"])
     pipe = workers_torch.pipe_of(loader._feed._reader._workers._crew._batches)  # type: ignore[attr-defined]
