@@ -196,13 +196,10 @@ def test_a_step_of_windows_without_a_label_is_named(tmp_path: Path, monkeypatch:
 
 
 def test_a_mask_that_is_not_parallel_is_refused(tmp_path: Path) -> None:
-    for number, wrong in enumerate((9, 7)):
-        write_keyed(
-            tmp_path / "s" / f"p{number}",
-            tokens=("uint16", [np.arange(10) % 7]),
-            loss_mask=("uint8", [np.ones(10 if not number else wrong, np.uint8)]),
-        )
-    store = stores.open(tmp_path / "s")
+    for shard, num_marks in enumerate((10, 7)):
+        marks = np.ones(num_marks, np.uint8)
+        write_keyed(tmp_path / f"s{shard}", tokens=("uint16", [np.arange(10) % 7]), loss_mask=("uint8", [marks]))
+    store = stores.open(tmp_path)
     for make in (lambda: WindowDataset(store, window_tokens=4), lambda: PackedSequenceDataset(store, PACKING)):
         with pytest.raises(ConfigError, match=r"not parallel.*loss_mask_key=None trains on every token"):
             make()
