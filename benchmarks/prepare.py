@@ -1,7 +1,7 @@
 """JSONL to a store of tokens: Headrace beside its peers and the limit, in CPU seconds of all processes.
 
-    python benchmarks/prepare.py [--megabytes 600] [--slow-megabytes 24] [--processes 2] [--rounds 3] [--engines "a;b"]
-                                 [--folder FOLDER]...
+    python benchmarks/prepare.py [--megabytes 600] [--slow-megabytes 24] [--small-megabytes 100] [--processes 2]
+                                 [--rounds 3] [--engines "a;b"] [--folder FOLDER]...
 
 The text is gathered on the spot (`corpus.py`), the tokeniser trained on it: byte-level BPE, GPT-2's pattern, 50,257
 entries. The limit is what gigatoken and fastokens take to encode texts that are in memory already, without reading or
@@ -12,8 +12,11 @@ part of the same texts. Megabytes are of text in UTF-8, and each document ends w
 Start-up is not counted: of the limits because time is taken within, of the pipelines by taking off what a run over a
 few short texts takes with the same options. For Headrace that is the interpreter, the libraries, the vocabulary and the
 fixed probe text; what it proves of the corpus counts as work. As the first 1,000 documents take the same whatever
-follows, what they take and the rate from then on are printed as well: the more text, the less it matters, and
-``--folder`` gives more text. The limits hold all texts, so their memory is not shown.
+follows in a large run, what they take and the rate from then on are printed as well: the more text, the less it
+matters, and ``--folder`` gives more text. The limits hold all texts, so their memory is not shown.
+
+What a user sees of a small run is shown by the rows "whole command": all CPU seconds of all processes, from the start of
+the interpreter on, over ``--small-megabytes``. The first run finds an empty cache folder, the second what that one kept.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from watch import Usage, watch
 
 PEERS = str(Path(__file__).parent / "prepare_peers.py")
 NUM_PROVED = 1_000
-"""Documents at the beginning of a run that Headrace encodes twice."""
+"""Documents at the beginning of a large run that Headrace encodes twice."""
+WHOLE = "headrace, whole command"
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
@@ -102,11 +106,22 @@ class Bench:
             found = common.run_apart(PEERS, *arguments)
             return _row(engine, part, Usage(cpu_s=found["cpu_s"], wall_s=found["wall_s"]), found["tokens"])
         start = self._start(engine, processes)
-        usage = self._run(engine, part, processes, engine.options)
+        usage = self._run(engine, part, processes, "cache")
         usage.cpu_s -= start.cpu_s
         usage.wall_s -= start.wall_s
         tokens = sum(file.stat().st_size for file in self.outputs(engine)) // 2
         return _row(engine, part, usage, tokens)
+
+    def whole(self, part: Part) -> list[dict[str, Any]]:
+        """Two runs of the whole command, start-up included: with an empty cache folder, and with what that run kept."""
+        engine = next(engine for engine in ENGINES if engine.name == "headrace")
+        shutil.rmtree(self._root / "cache-whole", ignore_errors=True)
+        rows = []
+        for which in ("first run", "second run"):
+            usage = self._run(engine, part, self._processes, "cache-whole", "--backend", "fastokens")
+            tokens = sum(file.stat().st_size for file in self.outputs(engine)) // 2
+            rows.append({**_row(engine, part, usage, tokens), "engine": f"{WHOLE}, {which}"})
+        return rows
 
     def first_documents(self, engine: Engine, first: Part, row: dict[str, Any]) -> str:
         """What of a row the first documents took, all of which are proved, and how fast the others went."""
@@ -121,12 +136,12 @@ class Bench:
     def _start(self, engine: Engine, processes: int) -> Usage:
         key = engine.name, processes
         if key not in self._starts:
-            runs = [self._run(engine, self._tiny, processes, engine.options) for _ in range(3)]
+            runs = [self._run(engine, self._tiny, processes, "cache") for _ in range(3)]
             median = {name: statistics.median(getattr(run, name) for run in runs) for name in ("cpu_s", "wall_s")}
             self._starts[key] = Usage(**median)
         return self._starts[key]
 
-    def _run(self, engine: Engine, part: Part, processes: int, options: tuple[str, ...]) -> Usage:
+    def _run(self, engine: Engine, part: Part, processes: int, cache: str, *options: str) -> Usage:
         folder = self._folder(engine)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -136,8 +151,9 @@ class Bench:
             command = [PEERS, "--one", engine.peer, str(source), tokenizer, output, str(processes)]
         else:
             command = ["-m", "headrace", "prepare", str(part.file), "--output", output, "--tokenizer", tokenizer,
-                       "--append-eod", "--single", "--quiet", "--workers", str(processes), *options]  # fmt: skip
-        return watch([sys.executable, "-W", "ignore", *command], folder, ENVIRONMENT)
+                       "--append-eod", "--single", "--quiet", "--workers", str(processes), *engine.options, *options]  # fmt: skip
+        environment = {**ENVIRONMENT, "HEADRACE_CACHE": str(self._root / cache)}
+        return watch([sys.executable, "-W", "ignore", *command], folder, environment)
 
     def _folder(self, engine: Engine) -> Path:
         return self._root / f"engine-{ENGINES.index(engine)}"
@@ -170,7 +186,13 @@ def claims(rows: dict[str, dict[str, Any]], equal: Callable[[], float]) -> list[
         for what, mine, theirs, bar in ratios
         if mine in rate and theirs in rate
     ]
-    ours = [row for name, row in rows.items() if name.startswith("headrace")]
+    bars = {f"{WHOLE}, first run": 25, f"{WHOLE}, second run": 40}
+    lines += [
+        common.verdict(f"{name}, MB a CPU second, start-up included", rate[name], bar)
+        for name, bar in bars.items()
+        if name in rate
+    ]
+    ours = [row for name, row in rows.items() if name.startswith("headrace") and not name.startswith(WHOLE)]
     if ours:
         largest = [row for row in ours if row["text_mb"] == max(one["text_mb"] for one in ours)]
         worst = max(row["worst_process_mb"] for row in ours)
@@ -204,6 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=600)
     parser.add_argument("--slow-megabytes", type=float, default=24)
+    parser.add_argument("--small-megabytes", type=float, default=100)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", default=";".join(engine.name for engine in ENGINES), help="separated by ;")
@@ -223,10 +246,15 @@ def main() -> None:
         padding = "x" * (2 << 20)
         tiny = make_part(root, "tiny", documents[: 2 * options.processes], options.processes, padding=padding)
         first = make_part(root, "first", documents[:NUM_PROVED], options.processes)
+        count = max(1, round(len(documents) * options.small_megabytes * 1e6 / corpus.text_bytes(documents)))
+        small = make_part(root, "small", documents[:count], options.processes)
         del documents
         bench = Bench(root, root / "tokenizer.json", tiny, options.processes)
         for _ in range(options.rounds):
             for engine in engines:
+                if engine.name == "headrace":
+                    for row in bench.whole(small):
+                        found.setdefault(row["engine"], []).append(row)
                 found[engine.name].append(bench.measure(engine, slow if engine.is_slow else whole))
         rows = {name: common.medians(measured) for name, measured in found.items()}
         print(common.table(list(rows.values())))

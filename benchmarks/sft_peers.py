@@ -5,7 +5,7 @@
 Both read the JSONL with `datasets`, render with the template of the folder and keep ids and assistants' masks as Arrow
 files. `trl` is the preparation of TRL's ``SFTTrainer`` itself, with ``assistant_only_loss``; `datasets` hands whole
 batches to ``apply_chat_template``, which TRL does not. What it took, without imports and without loading the tokeniser,
-is printed as JSON; what was made is then written to ``OUTPUT.npz``.
+is printed as JSON; what was made is then written to ``OUTPUT.npz``, unless ``OUTPUT`` is ``-``.
 """
 
 from __future__ import annotations
@@ -56,36 +56,43 @@ def batched(data: Any, tokenizer: Any) -> Any:
     return data.map(encode, batched=True, remove_columns=data.column_names)
 
 
+def write(made: Any, output: str) -> None:
+    """Ids, masks and lengths, for the comparison."""
+    rows = made["input_ids"]
+    if "labels" in made.column_names:
+        masks = [np.array(row) != -100 for row in made["labels"]]
+    else:
+        masks = [np.array(row) == 1 for row in made["assistant_masks"]]
+    np.savez(
+        f"{output}.npz",
+        ids=np.concatenate([np.array(row, np.int64) for row in rows]),
+        mask=np.concatenate(masks),
+        lengths=np.array([len(row) for row in rows]),
+    )
+
+
 def main() -> None:
     _, _, engine, source, folder, output = sys.argv
     datasets.disable_progress_bars()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     make = {"trl": trl, "datasets": batched}[engine]
-    with tempfile.TemporaryDirectory(dir=Path(output).parent) as cache:
+    with tempfile.TemporaryDirectory(dir=None if output == "-" else Path(output).parent) as cache:
 
         def run(path: str, name: str) -> Any:
             data = datasets.load_dataset("json", data_files=path, split="train", cache_dir=f"{cache}/{name}")
             return make(data, tokenizer)
 
-        # What is imported and looked up on the first use is no work a conversation.
-        first = Path(cache, "first.jsonl")
-        with Path(source).open("rb") as file:
-            first.write_bytes(b"".join(file.readline() for _ in range(8)))
-        run(str(first), "first")
+        if output != "-":
+            # What is imported and looked up on the first use is no work a conversation.
+            first = Path(cache, "first.jsonl")
+            with Path(source).open("rb") as file:
+                first.write_bytes(b"".join(file.readline() for _ in range(8)))
+            run(str(first), "first")
         begin, cpu = time.perf_counter(), time.process_time()
         made = run(source, "whole")
         usage = {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - begin}
-        rows = made["input_ids"]
-        if "labels" in made.column_names:
-            masks = [np.array(row) != -100 for row in made["labels"]]
-        else:
-            masks = [np.array(row) == 1 for row in made["assistant_masks"]]
-        np.savez(
-            f"{output}.npz",
-            ids=np.concatenate([np.array(row, np.int64) for row in rows]),
-            mask=np.concatenate(masks),
-            lengths=np.array([len(row) for row in rows]),
-        )
+        if output != "-":
+            write(made, output)
     print(json.dumps(usage))
 
 
