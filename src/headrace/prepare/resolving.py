@@ -198,8 +198,8 @@ def _tried(
         if found.notes.get("split_records"):
             tokens = sum(sums.made for sums in found.tokens.values())
             on_notice(
-                f"inputs[{number}]: {found.notes['split_records']:,} of the first {len(records):,} records are split into"
-                " several samples, since the template writes a turn otherwise when more messages follow: "
+                f"inputs[{number}]: {found.notes['split_records']:,} of the first {len(records):,} records are split"
+                " into several samples, since the template writes a turn otherwise when more messages follow: "
                 f"{found.notes['split_tokens']:,} of {tokens:,} tokens stand there once more. `mask: {{unstable: "
                 "last_turn}` trains the last turn alone; a template that keeps its turns needs no split"
             )
