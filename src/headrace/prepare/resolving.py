@@ -36,6 +36,8 @@ from headrace.prepare.sources import choose_task_bytes
 from headrace.prepare.tokenizer import TextTokenizer, load_tokenizer
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
+from headrace.samples.maker.noticing import recipes_that_take
+from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec
 from headrace.samples.templates import ChatTemplate, TemplateSetup
@@ -204,11 +206,28 @@ def _tried(
     for number, records in enumerate(inputs.first_records):
         maker = make_maker(making, loaded.json, source=number, encoder=recorder)
         try:
-            found = maker.make(records).counts
+            made_first = maker.make(records)
+            found = made_first.counts
         except RenderLimitError as error:
             raise ConfigError(f"inputs[{number}], record {error.record} of the first: {error}") from None
         for notice in maker.notices(records[:NUM_RECORDS]):
             on_notice(f"inputs[{number}]: {notice}")
+        if found.notes.get("split_records"):
+            tokens = sum(sums.made for sums in found.tokens.values())
+            on_notice(
+                f"inputs[{number}]: {found.notes['split_records']:,} of the first {len(records):,} records are split"
+                " into several samples, since the template writes a turn otherwise when more messages follow: "
+                f"{found.notes['split_tokens']:,} of {tokens:,} tokens stand there once more. `mask: {{unstable: "
+                "last_turn}` trains the last turn alone; a template that keeps its turns needs no split"
+            )
+        if made_first.bad:
+            bad = made_first.bad[0]
+            for line in recipes_that_take(
+                records[bad.record],
+                maker.recipe.mask,
+                lambda mask, source=number: make_maker(_with_mask(making, mask), loaded.json, source=source),  # type: ignore[misc]
+            ):
+                on_notice(f"inputs[{number}], record {bad.record} is refused; {line}")
         counts.update({**found.notes, "eos": found.eos, "bos": found.bos})
     if maker is None:
         raise ConfigError("the recipe has no inputs")
@@ -216,6 +235,11 @@ def _tried(
     if recorder is None:
         return choice, 0, made
     return *prove_texts(choice, recorder.texts, loaded.json, "encode", on_compared), made
+
+
+def _with_mask(making: Making, mask: MaskOptions) -> Making:
+    recipe = msgspec.structs.replace(msgspec.json.decode(making.recipe, type=Recipe), mask=mask)
+    return msgspec.structs.replace(making, recipe=msgspec.json.encode(recipe))
 
 
 class _Recorder:

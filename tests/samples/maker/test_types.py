@@ -10,7 +10,9 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.samples.maker import SampleMaker
-from headrace.samples.recipe import parse_recipe
+from headrace.samples.maker.noticing import recipes_that_take
+from headrace.samples.masking import MaskOptions
+from headrace.samples.recipe import parse_recipe, resolve_layout
 from headrace.samples.templates import ChatTemplate
 from recipes_made import NO, USER, YES, make, maker, rows, texts, tokenizer_json, trained
 
@@ -266,4 +268,29 @@ def test_unstable_templates_split_a_record_into_documents() -> None:
     assert trained(made)[:2] == ["<think>a</think>Yes<|end|>", "<think>b</think>No<|end|>"]
     assert (made.counts.kept, made.counts.documents, made.counts.notes["split_records"]) == (2, 4, 2)
     assert make(SFT + "mask: {unstable: drop}", [talk], chat=chat).counts.dropped == {"unstable_template": 1}
-    assert "otherwise when more messages follow" in make(SFT, [talk], chat=chat).bad[0].message
+    refused = make(SFT + "mask: {unstable: error}", [talk], chat=chat).bad[0].message
+    assert "otherwise when more messages follow" in refused
+    assert make(SFT, [talk], chat=chat).records.tolist() == [0, 0]
+    assert made.counts.notes["split_tokens"] == sum(made.arrays["tokens"].lengths[::2])
+
+
+def test_a_refused_record_shows_the_options_that_would_take_it() -> None:
+    chat = ChatTemplate.from_text(
+        "{% for m in messages %}<|start|>{{ m.role }}\n"
+        "{% if m.role == 'assistant' and loop.last %}<think>{{ m.thinking }}</think>{% endif %}"
+        "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
+        special_tokens={"eos_token": "<eos>"},
+    )
+    talk = {"messages": [USER, YES | {"thinking": "a"}, USER, NO | {"thinking": "b"}]}
+    recipe = parse_recipe(SFT + "mask: {unstable: error}")
+
+    def make_other(mask: MaskOptions) -> SampleMaker:
+        other = msgspec.structs.replace(recipe, mask=mask)
+        return SampleMaker(resolve_layout(other, [talk])[0], tokenizer_json(), template=chat)
+
+    lines = recipes_that_take(talk, recipe.mask, make_other)
+    assert lines[0].startswith("`mask: {unstable: split}` takes it: 2 samples, ")
+    assert lines[0].endswith("'<think>a</think>Yes<|end|>', '<think>b</think>No<|end|>'")
+    assert lines[1].startswith("`mask: {unstable: last_turn}` takes it: 1 sample, ")
+    assert lines[1].endswith("trained: '<think>b</think>No<|end|>'")
+    assert len(lines) <= 3

@@ -123,13 +123,14 @@ def test_reasoning() -> None:
 
 def test_unstable_templates() -> None:
     with pytest.raises(InputError, match=r"writes message 1 \(assistant\) otherwise when more messages follow.*split"):
-        masks_made.masks("qwen3", talks.THINKING)
+        masks_made.masks("qwen3", talks.THINKING, unstable="error")
     with pytest.raises(DroppedError) as dropped:
         masks_made.masks("qwen3", talks.THINKING, unstable="drop")
     assert dropped.value.reason == "unstable_template"
     last = masks_made.masks("qwen3", talks.THINKING, unstable="last_turn")
     split = masks_made.masks("qwen3", talks.THINKING, unstable="split")
     assert split[1:] == last
+    assert masks_made.masks("qwen3", talks.THINKING) == split
     assert [text.count("⟦") for text in split] == [1, 1]
     assert split[0].endswith("⟦<think>\nTwo and two.\n</think>\n\n4<|im_end|>⟧\n")
     assert split[1].endswith("assistant\n⟦<think>\nI checked.\nTwice.\n</think>\n\nYes, 4.<|im_end|>⟧\n")
@@ -151,7 +152,7 @@ def test_unstable_templates() -> None:
 def test_a_turn_that_closes_otherwise_is_unstable() -> None:
     """gpt-oss writes <|return|> at the very end, and <|end|> where more follows."""
     with pytest.raises(InputError, match="otherwise when more messages follow"):
-        masks_made.masks("gpt-oss", talks.TWO)
+        masks_made.masks("gpt-oss", talks.TWO, unstable="error")
     assert len(masks_made.masks("gpt-oss", talks.TWO, end_of_turn="mask")) == 1
     assert len(masks_made.masks("gpt-oss", talks.TWO, unstable="split")) == 2
 

@@ -232,6 +232,8 @@ class SampleMaker:
                 raise
             if self._limits_tokens:
                 self._filter_tokens(made)
+            if one.tally.notes.get("split_records"):
+                one.tally.notes["split_tokens"] += sum(found.num_made for found in made[:-1])
             kept = self._cut(one.sample, made, one.tally)
             documents = self._shape.documents(one.sample, kept)
             self._check_numbers(documents)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt
 from headrace.samples.layouts import Sample
 from headrace.samples.masking.faces import Template
+from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.results import DroppedError
 
 
 def notices(samples: Sequence[Sample], template: Template) -> list[str]:
@@ -100,3 +104,60 @@ def _prints_parts(conversation: Conversation, template: Template) -> bool:
     except InputError:  # the record is a bad one, and says so itself
         return False
     return any(str(content) in text or str(content[0]) in text for content in _printable(conversation))
+
+
+_ALTERNATIVES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mask: {unstable: split}", {"unstable": "split"}),
+    ("mask: {unstable: last_turn}", {"unstable": "last_turn"}),
+    ("mask: {on_prompt_mismatch: allow}", {"unstable": "split", "on_prompt_mismatch": "allow"}),
+    ("mask: {turns: last}", {"turns": "last"}),
+)
+_SHOWN_RECIPES, _SHOWN_TEXTS, _SHOWN_CHARS = 3, 4, 60
+
+
+class Takes(Protocol):
+    """A maker of samples, as `SampleMaker` is one."""
+
+    def explain(self, record: Any) -> Sequence[Any]:
+        """The sequences of a record, with the evidence for each token."""
+
+
+def recipes_that_take(record: Any, mask: MaskOptions, make: Callable[[MaskOptions], Takes]) -> list[str]:
+    """The two or three options with which a record that was refused is taken, and what each trains of it.
+
+    ``make`` gives a maker with other options. Cost: a maker and a record for each.
+    """
+    lines = []
+    for words, changes in _ALTERNATIVES:
+        other = msgspec.structs.replace(mask, **changes)
+        if other == mask or len(lines) == _SHOWN_RECIPES:
+            continue
+        try:
+            explained = make(other).explain(record)
+        except (InputError, DroppedError):
+            continue
+        num_tokens = sum(len(one.sample.ids) for one in explained)
+        num_trained = sum(one.sample.num_supervised for one in explained)
+        if num_trained:
+            lines.append(
+                f"`{words}` takes it: {len(explained)} {'sample' if len(explained) == 1 else 'samples'}, "
+                f"{num_tokens:,} tokens, {num_trained:,} of them trained: {_trained(explained)}"
+            )
+    return lines
+
+
+def _trained(explained: Sequence[Any]) -> str:
+    texts: list[str] = []
+    for one in explained:
+        data, end = one.text.encode("utf-8", "surrogatepass"), -1
+        for token in one.sample.evidence.tokens(one.sample):
+            if not token.is_trained:
+                continue
+            piece = data[token.begin_bytes : token.end_bytes].decode("utf-8", "replace")
+            if token.begin_bytes == end:
+                texts[-1] += piece
+            else:
+                texts.append(piece)
+            end = token.end_bytes
+    shown = [repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...") for text in texts[:_SHOWN_TEXTS]]
+    return ", ".join(shown) + (f" and {len(texts) - _SHOWN_TEXTS} more" if len(texts) > _SHOWN_TEXTS else "")

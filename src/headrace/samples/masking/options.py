@@ -33,7 +33,9 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ``exact``    what stands in them is trained, no more and no less, and nothing is compared: as Hugging Face;
         ``ignore``   nothing.
     ``unstable``: the template writes a turn otherwise when more turns follow (thinking that is stripped). The record is
-    refused, dropped, trained on its last turn only, or split into samples that show their turns as they were written.
+    refused, dropped, trained on its last turn only, or split into samples that show their turns as they were written
+    (the default, since it is exact: every turn is trained once; it costs the tokens of the beginnings that are written
+    anew, counted as ``split_tokens`` by whoever makes a store).
 
     The rest say what becomes of a record, an error, a counted drop, or a count and no more:
     ``on_prompt_mismatch``   the template's generation prompt is not how its assistant turns begin;
@@ -57,7 +59,7 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     empty_reasoning: Reasoning = "mask"
     straddle: Straddle = "mask"
     generation_tags: GenerationTags = "checked"
-    unstable: Unstable = "error"
+    unstable: Unstable = "split"
     on_prompt_mismatch: Policy = "error"
     on_no_supervised: Policy = "error"
     on_all_supervised: Policy = "error"

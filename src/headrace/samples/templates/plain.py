@@ -12,7 +12,7 @@ from headrace.errors import InputError
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that a message's reasoning goes by. Templates read the first; those of gpt-oss the second."""
 MAX_DEPTH = 256
-_MAX_PARTS = 1_000_000
+_MAX_PARTS = 200_000
 _EXACT = frozenset((str, int, float, bool, type(None)))
 
 
