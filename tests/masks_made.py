@@ -25,6 +25,7 @@ LENIENT: dict[str, Any] = {
     "on_prompt_mismatch": "allow",
     "on_untrained_end": "allow",
     "on_empty_turn": "allow",
+    "on_unwritten_message": "allow",
     "on_no_supervised": "allow",
 }
 """For conversations drawn at random: what a policy would refuse is looked at all the same."""

@@ -51,7 +51,7 @@ class Made(NamedTuple):
         def quoted(text: str) -> str:
             return "{{ " + repr(text) + " }}"
 
-        end = quoted(self.end + self.joint) if self.end + self.joint else ""
+        end = quoted(self.end + self.joint)
         header = "{% if r == 'user' %}USER{% elif r == 'system' %}SYSTEM{% else %}ASSISTANT{% endif %}"
         for role in ROLES:
             header = header.replace(role.upper(), quoted(self.headers[role]))
@@ -68,14 +68,14 @@ class Made(NamedTuple):
         if self.is_before:
             asked = end + asked
         tail = {
-            "asked": "{% if add_generation_prompt %}" + asked + "{% else %}" + self.closing + "{% endif %}",
+            "asked": "{% if add_generation_prompt %}" + asked + "{% else %}" + quoted(self.closing) + "{% endif %}",
             "always": asked,
-            "never": self.closing,
+            "never": quoted(self.closing),
         }[self.next_header]
         before = "{% if not loop.first %}" + end + "{% endif %}" if self.is_before else ""
         behind = "" if self.is_before else end
         return (
-            (quoted(self.preamble) if self.preamble else "")
+            quoted(self.preamble)
             + "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'assistant' %}"
             + "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{% set r = m.role %}"
             + before
@@ -249,7 +249,7 @@ def test_ends_that_only_the_next_message_writes() -> None:
 
 def test_ends_that_are_written_at_the_very_end_only() -> None:
     made = Made(STYLES[4], end="", joint="\n", closing="<|close|>")
-    assert "ends without a special token" in masked(made, TWO, unstable="last_turn").refused[0].message or True
+    assert "otherwise when more messages follow" in masked(made, TWO).refused[0].message
     for options in ({"unstable": "split"}, {"unstable": "split", "on_prompt_mismatch": "allow"}):
         samples = trained(made, TWO, masked(made, TWO, **options))
         assert [sorted(one) for one in samples] == [[1], [3]]

@@ -274,3 +274,38 @@ def test_unknown_values_are_refused() -> None:
         MaskOptions(roles=())
     with pytest.raises(ConfigError, match="expected names such as"):
         MaskOptions(roles=["assistant"])  # type: ignore[arg-type]
+
+
+DROPS = BARE.replace(
+    "<|im_start|>{{ m.role }}", "{% if m.role in ('user', 'assistant') %}<|im_start|>{{ m.role }}"
+).replace("{{ m.content }}<|im_end|>\n", "{{ m.content if m.content is string else '' }}<|im_end|>\n{% endif %}")
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        {"role": "User", "content": "Hm"},
+        {"role": "developer", "content": "a"},
+        system("S"),
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    ],
+)
+def test_messages_that_the_template_drops(dropped: dict[str, Any]) -> None:
+    """Also where what they say stands elsewhere in the text, and where other records of the kind were written."""
+    whole, quick = masks_made.masker(DROPS), masks_made.masker(DROPS, on_unwritten_message="allow")
+    fine = Conversation(messages=[user("a"), assistant("b"), user("c"), assistant("d")])
+    messages = Conversation(messages=[user("a"), assistant("b"), dropped, user("c"), assistant("d")])
+    for _ in range(2):
+        batch = whole.mask_batch([fine, messages])
+        assert batch.records.tolist() == [0]
+        assert f"writes nothing of message 2 ({dropped['role']})" in batch.refused[0].message
+    assert quick.mask_batch([fine, messages]).counts == {"unwritten_message": 1}
+    with pytest.raises(DroppedError) as found:
+        masks_made.masks(DROPS, messages, on_unwritten_message="drop")
+    assert found.value.reason == "unwritten_message"
+
+
+def test_text_that_the_template_drops_is_counted() -> None:
+    messages = [user("a"), assistant("Let me look.", tool_calls=[talks.call("now", {})])]
+    text = BARE.replace("{{ m.content }}", "{% if m.tool_calls %}CALL{% else %}{{ m.content }}{% endif %}")
+    assert masks_made.masker(text).mask_batch([Conversation(messages=messages)]).counts == {"unwritten_content": 1}

@@ -20,7 +20,7 @@ class PromptShape(Shape[Prompt]):
 
     def ask(self, sample: Prompt, tally: Tally) -> list[Asked]:
         """See `Shape.ask`."""
-        return [prompt_asked(self.tools, sample.prompt)]
+        return [prompt_asked(self.tools, sample.prompt, tally)]
 
     def documents(self, sample: Prompt, found: Sequence[Found]) -> list[Document]:
         """See `Shape.documents`."""
@@ -35,7 +35,7 @@ class GroupShape(Shape[Group]):
 
     def ask(self, sample: Group, tally: Tally) -> list[Asked]:
         """See `Shape.ask`."""
-        prompt = prompt_asked(self.tools, sample.prompt)
+        prompt = prompt_asked(self.tools, sample.prompt, Tally())  # counted with each response
         return [prompt, *(self._response(sample.prompt, prompt.marked.text, one, tally) for one in sample.responses)]
 
     def conversations(self, sample: Group) -> list[Conversation]:
@@ -85,12 +85,12 @@ class GroupShape(Shape[Group]):
         return Asked("responses", marked, is_checked=True, begin=len(before), end=end, roles=roles)
 
 
-def prompt_asked(tools: Tools, prompt: Conversation | str) -> Asked:
+def prompt_asked(tools: Tools, prompt: Conversation | str, tally: Tally) -> Asked:
     """The sequence of a prompt; that of a conversation ends where the assistant's answer begins."""
     if isinstance(prompt, str):
         text, ends = prompt, tools.text_ends(is_trained=False)
     else:
-        text, ends = tools.prompt_text(prompt), tools.chat_ends
+        text, ends = tools.prompt_text(prompt, tally), tools.chat_ends
     return Asked("prompts", plain((text, False)), ends._replace(after=np.zeros(0, np.uint32)))
 
 

@@ -53,20 +53,24 @@ class Tools:
                 tally.notes[note] += number
         return [_with_header(marked) for marked in texts] if is_header else texts
 
-    def whole_text(self, conversation: Conversation) -> str:
-        """The text of a conversation.
+    def whole_text(self, conversation: Conversation, tally: Tally) -> str:
+        """The text of a conversation, which holds all that it says.
 
         Raises:
-            InputError: the template refuses it.
+            InputError: the template refuses it, or leaves a message out.
+            DroppedError: a policy drops it.
         """
+        self._check_written(conversation, tally)
         return self._rendered(conversation, add_generation_prompt=False)
 
-    def prompt_text(self, conversation: Conversation) -> str:
-        """The text of a conversation, and of what comes before the answer to it.
+    def prompt_text(self, conversation: Conversation, tally: Tally) -> str:
+        """The text of a conversation, which holds all that it says, and of what comes before the answer to it.
 
         Raises:
-            InputError: the template refuses it.
+            InputError: the template refuses it, or leaves a message out.
+            DroppedError: a policy drops it.
         """
+        self._check_written(conversation, tally)
         return self._rendered(conversation, add_generation_prompt=True)
 
     def with_kwargs(self, conversation: Conversation) -> Conversation:
@@ -75,6 +79,12 @@ class Tools:
         if not kwargs:
             return conversation
         return msgspec.structs.replace(conversation, template_kwargs={**kwargs, **conversation.template_kwargs})
+
+    def _check_written(self, conversation: Conversation, tally: Tally) -> None:
+        if self.marker is not None:
+            self.marker.check_written(self.with_kwargs(conversation))
+            for note, number in self.marker.counts.items():
+                tally.notes[note] += number
 
     def _rendered(self, conversation: Conversation, *, add_generation_prompt: bool) -> str:
         if self.template is None:

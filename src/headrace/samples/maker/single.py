@@ -28,7 +28,7 @@ class SingleShape(Shape[Single]):
         if conversation is None:
             raise TypeError(f"{type(sample).__name__} is no sample of type {self.tools.recipe.type}")
         if not is_checked:  # nobody asks for a mask, so none has to be proved
-            text = self.tools.whole_text(conversation)
+            text = self.tools.whole_text(conversation, tally)
             return [Asked("tokens", plain((text, True)), self.tools.chat_ends)]
         roles = roles_of(conversation) if tally.with_all else ()
         ends = self.tools.chat_ends

@@ -48,6 +48,16 @@ def empty_turn(renders: Renders, message: int) -> str:
     )
 
 
+def unwritten(renders: Renders, message: int) -> str:
+    """A message that the template leaves out."""
+    content = renders.conversation.messages[message].get("content")
+    return (
+        f"the template writes nothing of {_named(renders, message)}, which says {str(content)[:60]!r}: the model would "
+        "never see it. Give it a role or a form that the template writes (`roles` renames roles, `parts: join` "
+        "makes one text of parts), use another template, or choose on_unwritten_message: allow or drop"
+    )
+
+
 def no_block(renders: Renders, message: int) -> str:
     """A message without its generation block."""
     return (

@@ -26,6 +26,8 @@ from headrace.samples.masking.results import (
     REWRITTEN_HISTORY,
     UNSTABLE,
     UNTRAINED_END,
+    UNWRITTEN_CONTENT,
+    UNWRITTEN_MESSAGE,
     Counts,
     DroppedError,
 )
@@ -40,6 +42,7 @@ from headrace.samples.masking.turns import (
     tagged_turns,
     within,
 )
+from headrace.samples.masking.written import Prefixes, find_unwritten
 
 # Members of an enum cost as much to look up as a piece costs to make.
 _UNTRAINED = (Region.PROMPT, -1, False, Why.PROMPT)
@@ -69,6 +72,7 @@ class Marker:
         self._closers = Closers([*special, *template.special_tokens.values(), *self._declared])
         self._usuals: dict[str | None, Usual] = {}
         self._comparisons: dict[str, Comparison] = {}
+        self._prefixes: Prefixes = {}
         # What is not asked for needs no look at each message's own decisions.
         self._is_usual = (
             options.roles == (ASSISTANT,)
@@ -99,7 +103,9 @@ class Marker:
         if self._is_usual and not with_all and not conversation.train and not conversation.train_spans:
             plain = self._plain(renders, how)
             if plain is not None:
+                self._check_written(renders, proved=True)
                 return [plain]
+        self._check_written(renders, proved=False)
         found = decisions(conversation, self._options)
         rest = self._options.train_on_prompt
         # Their place must be known; all others are treated as the rest of the text.
@@ -108,6 +114,24 @@ class Marker:
         turns, faults = self._find(renders, how, found, wanted, count)
         samples = [(count, turns)] if not faults else self._unstable(renders, how, found, wanted, faults)
         return [self._marked(renders, how, found, number, turns, with_all=with_all) for number, turns in samples]
+
+    def check_written(self, conversation: Conversation) -> None:
+        """Look for what the template leaves out of a conversation of which no mask is asked for; see `counts`.
+
+        Raises:
+            InputError: the template refuses it, or leaves a message out.
+            DroppedError: a policy drops it.
+        """
+        self._counts.clear()
+        self._check_written(Renders(self._template, conversation, self._usuals), proved=False)
+
+    def _check_written(self, renders: Renders, *, proved: bool) -> None:
+        for one in find_unwritten(renders, self._prefixes, proved=proved):
+            if one.is_whole:
+                text = explain.unwritten(renders, one.message)
+                self._decide(self._options.on_unwritten_message, UNWRITTEN_MESSAGE, text)
+            else:
+                self._counts[UNWRITTEN_CONTENT] += 1
 
     def _comparison(self, conversation: Conversation) -> Comparison:
         """How this conversation is compared: how the template ends a turn may depend on its arguments."""

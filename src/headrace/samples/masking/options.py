@@ -45,7 +45,9 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``on_missing_bos``       of samples of a recipe: the tokeniser begins texts with BOS, the template does not, and
                              none was added. Counted by default, since Hugging Face and TRL add none either;
     ``on_untrained_end``     the end of a turn should be trained and is not, or there is no token for it;
-    ``on_empty_turn``        a trained turn is empty, mostly since the template does not write calls of tools.
+    ``on_empty_turn``        a trained turn is empty, mostly since the template does not write calls of tools;
+    ``on_unwritten_message`` the template writes nothing of a message: an unknown role, a system message in the middle,
+                             parts that it does not read. What it leaves out of a message that it writes is counted.
 
     Raises:
         ConfigError: an unknown value.
@@ -67,6 +69,7 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_missing_bos: Policy = "allow"
     on_untrained_end: Policy = "error"
     on_empty_turn: Policy = "error"
+    on_unwritten_message: Policy = "error"
 
     def __post_init__(self) -> None:
         """Check each value."""
@@ -100,4 +103,5 @@ _ALLOWED = {
     "on_missing_bos": Policy,
     "on_untrained_end": Policy,
     "on_empty_turn": Policy,
+    "on_unwritten_message": Policy,
 }

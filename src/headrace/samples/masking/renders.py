@@ -123,6 +123,14 @@ class Renders:
             return None
         return (pieces[0], pieces[1]) if len(pieces) == 2 else None
 
+    def replaced(self, messages: list[Message]) -> Rendered:
+        """Other messages in place of those of the conversation. Raises :class:`InputError` as `rendered` does."""
+        return self._render(messages, prompt=False)
+
+    def unused(self, text: str) -> str:
+        """A character for private use that does not stand in a text."""
+        return self._stand_in(text)
+
     def header(self, message: int) -> str | None:
         """The text before the content of a message that says nothing else: no reasoning, no calls of tools."""
         messages = self.conversation.messages[: message + 1]

@@ -15,11 +15,11 @@ from headrace.samples.masking.pieces import WORDS, Region, Why
 UNSTABLE, PROMPT_MISMATCH = "unstable_template", "prompt_mismatch"
 NO_SUPERVISED, ALL_SUPERVISED = "no_supervised", "all_supervised"
 DOUBLED_BOS, MISSING_BOS, UNTRAINED_END, EMPTY_TURN = "doubled_bos", "missing_bos", "untrained_end", "empty_turn"
-TOO_LONG, SUPERVISION_CUT = "too_long", "supervision_cut"
+TOO_LONG, SUPERVISION_CUT, UNWRITTEN_MESSAGE = "too_long", "supervision_cut", "unwritten_message"
 """Reasons for which a record is dropped."""
 
-REWRITTEN_HISTORY = "rewritten_histories"
-"""Counted: turns that are trained behind what their prompt has otherwise."""
+REWRITTEN_HISTORY, UNWRITTEN_CONTENT = "rewritten_histories", "unwritten_content"
+"""Counted: turns that are trained behind what their prompt has otherwise; messages that are not written whole."""
 
 Counts = Counter[str] | defaultdict[str, int]
 """Numbers by name; one that is missing is 0."""
