@@ -65,16 +65,16 @@ class Trace:
         self.schedule = schedule
         self.length = length
         self.draw = draw
+        self.window_steps = window_steps
         # What is drawn changes places within its step, as what is bucketed does within its window.
-        self._is_bucketed = window_steps is not None
-        self.window_steps = 1 if draw is not None and window_steps is None else window_steps
+        self._in_windows = window_steps is not None or draw is not None
         self._arranged = arranged
         self._limited = set(_limited(plan.root))
 
     @property
     def is_vague(self) -> bool:
         """Whether a sample is known only to be in one of the steps of a window."""
-        return self._is_bucketed and self._arranged is None
+        return self.window_steps is not None and self._arranged is None
 
     def slots(self, positions: IntArray) -> IntArray:
         """(n,) int64: the slot that takes each position, one of its step."""
@@ -165,7 +165,7 @@ class Trace:
     def _pieces(self, source: int, begin: int, end: int, epochs: int) -> Iterator[tuple[int, int]]:
         """``[begin, end)`` in pieces of some epochs each, borders of windows between them; the first ones are short."""
         size = self.plan.leaves[source].num_samples
-        low = self.begin(self.window_of(begin)[0]) if self.window_steps is not None else begin
+        low = self.begin(self.window_of(begin)[0]) if self._in_windows else begin
         until, total = self._aligned(end), self.plan.counts(end)[source]
         while low < until:
             wanted = self.plan.counts(low)[source] + epochs * size
@@ -176,7 +176,7 @@ class Trace:
 
     def _aligned(self, position: int) -> int:
         """The first border of windows from a position on."""
-        if self.window_steps is None or position == 0:
+        if not self._in_windows or position == 0:
             return position
         return max(position, self.begin(self.window_of(position - 1)[1]))
 
@@ -201,7 +201,7 @@ class Trace:
 
     def _counted(self, source: int, index: int, begin: int, end: int) -> int:
         """How often a sample comes in ``[begin, end)``, where every epoch has it once; ``begin`` is between windows."""
-        if self.window_steps is not None and self._aligned(end) != end:
+        if self._in_windows and self._aligned(end) != end:
             border = max(begin, self.begin(self.window_of(end)[0]))
             last = self._within(source, index, border, self._aligned(end), begin, end)[0]
             return self._counted(source, index, begin, border) + len(last)
