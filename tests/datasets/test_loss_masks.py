@@ -294,7 +294,7 @@ def test_labels_beside_their_tokens_are_told_from_others(tmp_path: Path) -> None
 def test_a_store_opened_without_its_mask_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And the manifest's count is what `describe` and `headrace info` say."""
     recipe_runs.make_model(tmp_path / "model")
-    recipe_runs.write_jsonl(tmp_path / "data", recipe_runs.conversations(20))
+    recipe_runs.write_lines(tmp_path / "data" / "a.jsonl", recipe_runs.conversations(20))
     recipe_runs.prepare(recipe_runs.SFT, tmp_path, tmp_path / "out")
     whole = stores.open(tmp_path / "out")
     marks = whole.fetch(0, whole.num_tokens, "loss_mask")
