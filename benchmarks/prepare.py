@@ -15,8 +15,8 @@ fixed probe text; what it proves of the corpus counts as work. As the first 1,00
 follows in a large run, what they take and the rate from then on are printed as well: the more text, the less it
 matters, and ``--folder`` gives more text. The limits hold all texts, so their memory is not shown.
 
-What a user sees of a small run is shown by the rows "whole command": all CPU seconds of all processes, from the start of
-the interpreter on, over ``--small-megabytes``. The first run finds an empty cache folder, the second what that one kept.
+What a user sees of a small run is shown by the rows "whole command": all CPU seconds of all processes, from the start
+of the interpreter on, over ``--small-megabytes``. The first run finds an empty cache folder, the second what it kept.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class Bench:
             command = [PEERS, "--one", engine.peer, str(source), tokenizer, output, str(processes)]
         else:
             command = ["-m", "headrace", "prepare", str(part.file), "--output", output, "--tokenizer", tokenizer,
-                       "--append-eod", "--single", "--quiet", "--workers", str(processes), *engine.options, *options]  # fmt: skip
+                       "--append-eod", "--single", "--quiet", "--workers", str(processes),
+                       *engine.options, *options]  # fmt: skip
         environment = {**ENVIRONMENT, "HEADRACE_CACHE": str(self._root / cache)}
         return watch([sys.executable, "-W", "ignore", *command], folder, environment)
 

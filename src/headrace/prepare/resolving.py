@@ -97,9 +97,7 @@ def resolve(
         template=None if template is None else msgspec.json.encode(template),
         special_tokens=names.tokens,
     )
-    choice, num_proved, made = _tried(
-        making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove")
-    )
+    choice, num_proved, made = _tried(making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove"))
     for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records))):
         on_notice(notice)
     plan = RunPlan(

@@ -167,6 +167,8 @@ def test_prompts_that_are_no_beginnings() -> None:
     assert dropped.value.reason == "prompt_mismatch"
     # The content begins as the prompt goes on, and is trained all the same.
     assert short(masks_made.masks(text, messages, on_prompt_mismatch="allow")) == ["u:a.a:⟦<b.⟧"]
+    batch = masks_made.masker(text, on_prompt_mismatch="allow").mask_batch([Conversation(messages=messages * 2)])
+    assert batch.counts == {"prompt_mismatch": 2}
 
 
 def test_templates_without_a_generation_prompt() -> None:
@@ -177,7 +179,7 @@ def test_templates_without_a_generation_prompt() -> None:
     (tools,) = masks_made.masks("mistral-v3", Conversation(messages=talks.CALLED[:4], tools=talks.TOOLS))
     assert "[/INST]⟦[TOOL_CALLS] [" in tools
     with pytest.raises(InputError, match="cannot be told from its header"):
-        masks_made.masks(text.replace("{{ m.content }}", ""), MESSAGES)
+        masks_made.masks(text.replace("{{ m.content }}", ""), MESSAGES, on_unwritten_message="allow")
 
 
 def test_generation_blocks_are_cut_to_the_convention() -> None:
@@ -204,7 +206,7 @@ def test_generation_blocks_are_cut_to_the_convention() -> None:
         tagged(part, generation_tags="exact")
     partly = "{% if m.content == 'b' %}{% generation %}b{% endgeneration %}{% else %}d{% endif %}<|im_end|>\n"
     with pytest.raises(InputError, match=r"rendered none for message 3 \(assistant\)"):
-        tagged("<|im_start|>assistant\n" + partly.replace("b{% e", "b {% e"))
+        tagged("<|im_start|>assistant\n" + partly.replace("b{% e", "b {% e"), on_unwritten_message="allow")
 
 
 def test_policies() -> None:
@@ -309,3 +311,13 @@ def test_text_that_the_template_drops_is_counted() -> None:
     messages = [user("a"), assistant("Let me look.", tool_calls=[talks.call("now", {})])]
     text = BARE.replace("{{ m.content }}", "{% if m.tool_calls %}CALL{% else %}{{ m.content }}{% endif %}")
     assert masks_made.masker(text).mask_batch([Conversation(messages=messages)]).counts == {"unwritten_content": 1}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt-oss", "chatml"])
+def test_turns_that_are_empty_behind_what_the_template_writes(family: str) -> None:
+    """An empty block for a thought, or a channel, is nothing that the record says."""
+    messages = [user("a"), assistant("")]
+    with pytest.raises(InputError, match=r"message 1 \(assistant\) is trained and says nothing"):
+        masks_made.masks(family, messages)
+    batch = masks_made.masker(family, on_empty_turn="allow").mask_batch([Conversation(messages=messages)])
+    assert batch.counts == {"empty_turn": 1}

@@ -99,7 +99,7 @@ def test_texts_that_fall_out_of_the_sums() -> None:
         assert spanned.lengths.tolist() == [int(part.lengths[0]) for part in parts]
         begins = np.concatenate([part.begins + base for part, base in zip(parts, bases, strict=False)])
         assert spanned.begins.tolist() == begins.tolist()
-        assert parts[0].begins.tolist()[:2] == [0, 1]
+        assert parts[0].begins.tolist()[:2] == [0, 2]  # the space is nobody's
         assert parts[0].ends.tolist()[1] == len("a <mask>")
         assert parts[2].ends.tolist() == [1]  # the offset of a letter that the normaliser has joined with its accent
     wrong = SpanEncoder(content, Ids(content, wrong=1))
@@ -194,3 +194,25 @@ def test_trained_tokens_lie_in_the_answers(kind: str) -> None:
         assert batch.num_supervised.tolist() == [int(sample.loss_mask.sum())]
 
     check()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+@pytest.mark.parametrize(
+    "how", [{"rstrip": True}, {"lstrip": True}, {"lstrip": True, "rstrip": True}, {"normalized": True}]
+)
+def test_ends_that_take_the_space_beside_them(kind: str, how: dict[str, bool]) -> None:
+    """Phi-3's tokens, as its well-known fix has them: the line feed behind the end of a turn is in its token."""
+    tokenizer: Any = Tokenizer.from_str(masks_made.tokenizer_json(kind).decode())
+    tokenizer.add_special_tokens([AddedToken(f"<|{name}|>", special=True, **how) for name in ("stop", "user", "model")])
+    template = masks_made.ChatTemplate.from_text(
+        "{% for m in messages %}<|{{ 'user' if m.role == 'user' else 'model' }}|>\n"
+        "{{ m.content }}<|stop|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|model|>\n{% endif %}"
+    )
+    masker = Masker(template, tokenizer.to_str().encode(), options=MaskOptions())
+    batch = masker.mask_batch([Conversation(messages=talks.TWO)], evidence=True)
+    assert not batch.refused
+    (sample,) = batch.samples()
+    stop = tokenizer.token_to_id("<|stop|>")
+    assert sample.loss_mask[sample.ids == stop].tolist() == [0, 1, 0, 1]
+    assert not sample.loss_mask[sample.ids == tokenizer.token_to_id("<|model|>")].any()

@@ -19,7 +19,7 @@ from headrace.samples.masking.guard import check_own
 from headrace.samples.masking.labels import labelled
 from headrace.samples.masking.options import MaskOptions, Policy
 from headrace.samples.masking.pieces import Piece, Region, Why, cut, lay_out, overlay, spans_of
-from headrace.samples.masking.renders import PROBE, Renders, Usual, thought_of
+from headrace.samples.masking.renders import PROBE, Renders, Usual, content_text, thought_of
 from headrace.samples.masking.results import (
     EMPTY_TURN,
     PROMPT_MISMATCH,
@@ -308,7 +308,9 @@ class Marker:
             thought = thought_of(message)
             if thought and thought not in text[turn.start : turn.stop]:
                 self._counts["unwritten_reasoning"] += 1
-            if not text[layout.start : layout.content_end].strip():
+            said = thought or message.get("tool_calls") or (content_text(message) or "").strip()
+            begin = layout.reasoning_end if layout.is_empty_reasoning else layout.start
+            if not said or not text[begin : layout.content_end].strip():
                 self._decide(options.on_empty_turn, EMPTY_TURN, explain.empty_turn(renders, turn.message))
         over = self._placed_spans(renders, count, turn, decision) if decision.spans else []
         # Who marks the end of a content means the end of the turn as well.

@@ -238,7 +238,8 @@ def check_encoded(row: Encoded, options: MaskOptions, counts: Counts) -> None:
     if row.has_untrained_end:
         message = (
             "the token that ends a turn is not trained: the tokeniser joins it with text that is not trained, so "
-            "it is no special token there. Use the tokeniser that belongs to the template"
+            "it is no special token there. Use the tokeniser that belongs to the template; `straddle: train` trains "
+            "such tokens whole, `on_untrained_end: allow` leaves them out"
         )
         decide(options.on_untrained_end, UNTRAINED_END, message, counts)
     if row.num_straddling:

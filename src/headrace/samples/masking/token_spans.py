@@ -10,6 +10,8 @@ Two ways, decided once for a tokeniser:
   tokens, each has the whole.
 
 A token that stands for no character of its own (the space put before the first word) has the character that follows.
+White space that an added token takes from its sides (``lstrip``, ``rstrip``) is nobody's: the token stands for its own
+characters.
 """
 
 from __future__ import annotations
@@ -71,8 +73,15 @@ class SpanEncoder:
         if self._lengths is not None and not self._proved():
             self._lengths = None
         self._all_have_bytes = self._lengths is not None and bool(np.all(self._lengths.table > 0))
-        self.special_texts = tuple(
-            token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.special_texts = tuple(token.content for token in added.values() if token.special)
+        self._taking_spaces = np.array(
+            [
+                number
+                for number, token in added.items()
+                if (token.lstrip or token.rstrip) and token.content == token.content.strip()
+            ],
+            np.uint32,
         )
 
     @property
@@ -124,6 +133,12 @@ class SpanEncoder:
         row = base = 0
         for text, length in zip(texts, lengths.tolist(), strict=True):
             rows = slice(row, row + length)
+            if len(self._taking_spaces):
+                for at in (np.flatnonzero(np.isin(ids[rows], self._taking_spaces)) + row).tolist():
+                    begin, end = offsets[at].tolist()
+                    own = text[begin:end]
+                    begin += len(own) - len(own.lstrip())
+                    offsets[at] = spans[at] = begin, begin + len(own.strip())
             if not text.isascii():
                 spans[rows] = byte_places(text)[offsets[rows]]
             spans[rows] += base
