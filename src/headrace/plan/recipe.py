@@ -97,8 +97,8 @@ def _of_shares(path: str, here: dict[str, Any], saved: dict[str, Any]) -> list[s
 
     Shares are integers, of sum 2^31 where nobody counted them: 644245094 is what a weight of 0.3 became.
     """
-    both = here.get("shares"), saved.get("shares")
-    if not all(isinstance(shares, list | tuple) and sum(shares) for shares in both) or len(both[0]) != len(both[1]):
+    both: tuple[Any, Any] = here.get("shares"), saved.get("shares")
+    if not all(_are_shares(shares) for shares in both) or len(both[0]) != len(both[1]):
         return None
     children = here.get("children")
     if isinstance(children, list) and len(children) == len(both[0]):
@@ -114,6 +114,10 @@ def _of_shares(path: str, here: dict[str, Any], saved: dict[str, Any]) -> list[s
                 shown, before = f"{shown} ({share} of {sum(both[0])})", f"{before} ({old} of {sum(both[1])})"
             lines.append(f"{path}: the share of {name!r}: {shown} here, {before} in the saved recipe")
     return lines
+
+
+def _are_shares(found: Any) -> bool:
+    return isinstance(found, list | tuple) and all(isinstance(share, int) for share in found) and sum(found) > 0
 
 
 def _plain(value: Any) -> Any:
