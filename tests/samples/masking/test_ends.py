@@ -97,9 +97,16 @@ class Made(NamedTuple):
             keeps = number == (len(messages) - 1 if self.strips == "unless last" else last)
             if message["role"] == "assistant" and self.strips != "nothing" and not keeps:
                 content = content.split("</think>")[-1]
-            found += [(self.headers[message["role"]], "header", number), (content, message["role"], number)]
+            header = self.headers[message["role"]]
+            # Without a generation prompt the space behind a header is left to the word.
+            word = header[len(header.rstrip(" ")) :] if self.next_header == "never" else ""
+            header = header.removesuffix(word)
+            found += [(header, "header", number), (word + content, message["role"], number)]
             if not self.is_before:
-                found += [(self.end, f"end of {message['role']}", number), (self.joint, "joint", number)]
+                # What stands before the only token that ends a turn is written to get there.
+                is_way = not self.end and self.closing and number == len(messages) - 1
+                end = f"end of {message['role']}"
+                found += [(self.end, end, number), (self.joint, end if is_way else "joint", number)]
         if self.next_header == "always":
             thought = "<think>" if self.opens_thought else ""
             before = self.end + self.joint if self.is_before else ""
@@ -123,16 +130,18 @@ def templates(draw: st.DrawFn) -> Made:
     headers = draw(st.sampled_from(STYLES))
     end = draw(st.sampled_from(["<|eot|>", "<|eot|>", " <|eot|>", ""]))
     default = headers["system"] + "Be." + end + "\n"
+    next_header: Any = draw(st.sampled_from(["asked", "asked", "always", "always", "never"]))
     return Made(
         headers=headers,
         preamble=draw(st.sampled_from(["", "<|bos|>", default, "<|bos|>" + default])),
         end=end,
         joint=draw(st.sampled_from(["", "\n", "\n\n"])),
         closing=draw(st.sampled_from(["", "", "<|close|>", "\n<|close|>"])),
-        next_header=draw(st.sampled_from(["asked", "asked", "always", "always", "never"])),
+        next_header=next_header,
         opens_thought=draw(st.integers(0, 5)) == 0,
         strips=draw(st.sampled_from(["nothing", "nothing", "earlier", "unless last"])),
-        is_before=draw(st.integers(0, 5)) == 0,
+        # Before a header that is always written, an end stands behind every message: that is the other case.
+        is_before=next_header != "always" and draw(st.integers(0, 5)) == 0,
     )
 
 
@@ -221,7 +230,9 @@ def test_every_trained_byte_is_an_assistants(
             texts = [one[number] for one in samples if number in one]
             if message["role"] == "assistant":
                 assert len(texts) == 1, texts
-                assert message["content"].strip() in texts[0]
+                # What the prompt says already is no part of the turn.
+                said = message["content"].removeprefix("<think>" if made.opens_thought else "")
+                assert said.strip() in texts[0]
 
 
 TWO = [user("Hi"), assistant("Yes"), user("So?"), assistant("No")]

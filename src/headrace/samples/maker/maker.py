@@ -112,7 +112,8 @@ class SampleMaker:
         self._limits_tokens = filters.min_tokens is not None or filters.max_tokens is not None
         self.dtypes = {key.name: key.resolve(max(vocabulary.values(), default=-1) + 1) for key in self.keys}
         tokens = dict(special_tokens or {}) | (dict(template.special_tokens) if template is not None else {})
-        marker = None if template is None else Marker(template, recipe.mask, spans.special_texts)
+        known_ends = (tokens.get("eos_token"), recipe.ends.eos)
+        marker = None if template is None else Marker(template, recipe.mask, spans.special_texts, known_ends)
         tools = Tools(
             recipe=recipe,
             ends=EndTokens(tokenizer_json, tokens, bos=recipe.ends.bos, eos=recipe.ends.eos),

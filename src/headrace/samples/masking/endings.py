@@ -77,15 +77,15 @@ def find_ending(renders: Renders, closers: Closers, declared: Collection[str]) -
         if tail[piece.begin : piece.end] in openers:
             break
         chain.append(piece)
-    for stays in (True, False):
-        for piece in reversed(chain):
-            token = tail[piece.begin : piece.end]
-            is_proved = token in declared or is_opened or token not in (first if stays else asked)
-            if stays and not is_proved:
-                behind = joiner[piece.end :]
-                is_proved = any(behind[other.begin : other.end] in openers for other in closers.inside(behind))
-            if is_proved and (not stays or joiner.startswith(tail[: piece.end])):
-                return _ending(closers, token, tail[piece.end :], openers, asked)
+    staying = [piece for piece in chain if joiner.startswith(tail[: piece.end])]
+    for piece in reversed(staying or chain):
+        token = tail[piece.begin : piece.end]
+        is_proved = token in declared or is_opened or token not in (first if staying else asked)
+        if staying and not is_proved:
+            behind = joiner[piece.end :]
+            is_proved = any(behind[other.begin : other.end] in openers for other in closers.inside(behind))
+        if is_proved:
+            return _ending(closers, token, tail[piece.end :], openers, asked)
     return _ending(closers, None, tail, openers, asked)
 
 

@@ -33,8 +33,10 @@ def untrained_end(renders: Renders, turn: Turn, text: str) -> str:
     """There is no token to end a turn with."""
     found = text[max(turn.stop - 30, 0) : turn.stop]
     return (
-        f"{_named(renders, turn.message)} ends without a special token ({found!r}), so that a model is never taught to "
-        "stop: use a template or a tokeniser that has one, or choose on_untrained_end: allow or drop"
+        f"{_named(renders, turn.message)} ends without a special token ({found!r}), or with one of which nothing shows "
+        "that it ends the turn, so that a model is never taught to stop: use a template or tokeniser that has one, "
+        "name it (eos_token of the tokeniser, `ends: {eos: TOKEN}` of a recipe), or choose on_untrained_end: allow "
+        "or drop"
     )
 
 

@@ -62,12 +62,17 @@ class Marked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Marker:
-    """Renders conversations and says which characters are trained, for one template and one set of options."""
+    """Renders conversations and says which characters are trained, for one template and one set of options.
 
-    def __init__(self, template: Template, options: MaskOptions, special: Collection[str]) -> None:
+    ``special``: the special tokens of the tokeniser; ``ends``: those known to end a text, besides the template's.
+    """
+
+    def __init__(
+        self, template: Template, options: MaskOptions, special: Collection[str], ends: Collection[str | None] = ()
+    ) -> None:
         self._template = template
         self._options = options
-        declared = [template.end_of_turn, template.special_tokens.get("eos_token")]
+        declared = [template.end_of_turn, template.special_tokens.get("eos_token"), *ends]
         self._declared = frozenset(token for token in declared if token and token.strip())
         self._closers = Closers([*special, *template.special_tokens.values(), *self._declared])
         self._usuals: dict[str | None, Usual] = {}
