@@ -118,4 +118,4 @@ def test_each_room_says_what_it_is(room: str) -> None:
 
 def test_no_file_is_a_monster() -> None:
     for file in SOURCE.rglob("*.py"):
-        assert len(file.read_text().splitlines()) <= 400, f"{file.relative_to(SOURCE)}: look for a natural cut"
+        assert len(file.read_text().splitlines()) <= 700, f"{file.relative_to(SOURCE)}: look for a natural cut"
