@@ -175,7 +175,9 @@ def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int,
     else:
         found = [(piece, text[piece.begin : piece.end]) for piece in tokens]
         known = {ending.token, *how.declared}
-        proved = [piece for piece, token in found if token in known or token not in ending.asked]
+        # Behind one of which nothing is known no other is taken.
+        is_proved = [token in known or token not in ending.asked for _, token in found]
+        proved = tokens[: is_proved.index(False) if False in is_proved else len(tokens)]
     usual = [piece for piece in proved if text[piece.begin : piece.end] == ending.token] or proved
     if not usual:
         return floor, floor, limit
