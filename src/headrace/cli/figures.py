@@ -76,7 +76,7 @@ def problem_lines(problems: Sequence[Problem]) -> list[str]:
         # What is quoted is a name; so is whatever holds a dot or a slash, as files and their parts do.
         words = re.sub(r"'[^']*'|\"[^\"]*\"|\S*[./\d]\S*", "#", f"{problem.place}: {problem.message}")
         kinds.setdefault(words, []).append(problem)
-    lines = []
+    lines: list[str] = []
     for alike in kinds.values():
         lines += map(str, alike[:_SHOWN_OF_A_KIND])
         if len(alike) > _SHOWN_OF_A_KIND:

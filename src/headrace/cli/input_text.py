@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.errors import HeadraceError, StoreError
-from headrace.prepare.sources.formats import SampleBy, counted_from, format_of, record_noun
+from headrace.prepare.sources import SampleBy
+from headrace.prepare.sources.formats import counted_from, format_of, record_noun
 from headrace.stores import Manifest
 
 if TYPE_CHECKING:

@@ -266,7 +266,7 @@ def _most_tokens(store: Store) -> int | None:
     """Tokens in the files of a store of one ``.bin``; None of any other."""
     if not isinstance(store, IndexedStore):
         return None
-    return store.files[0].stat().st_size // store.dtype.itemsize
+    return store.files[0].stat().st_size // store.dtypes[store.keys[0]].itemsize
 
 
 def _sizes(store: Store) -> NDArray[np.int32] | IntArray:

@@ -65,7 +65,8 @@ class Draw:
             filled += missing[rows] * (filled >= ((place + 1) * self.unit - missing)[rows])
         places, within = np.divmod(filled, self.unit)
         numbers = permute_each(places, units.counts, parts.keys, rows)
-        return np.where(numbers == 0, parts.begins[rows], units.firsts[rows] + numbers * self.unit) + within
+        begins: IntArray = np.where(numbers == 0, parts.begins[rows], units.firsts[rows] + numbers * self.unit)
+        return begins + within
 
     def slots(self, positions: IntArray) -> IntArray:
         """(n,) int64: the slot that takes each position; undoes ``positions`` at the same cost."""
