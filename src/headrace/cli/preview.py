@@ -106,7 +106,7 @@ def numbers(given: str) -> tuple[int, ...]:
     Raises:
         ConfigError: it is written otherwise, or names too many.
     """
-    from headrace.cli.views.preview import MAX_SAMPLES
+    from headrace.cli.views.choosing import MAX_SAMPLES
 
     found: list[int] = []
     for part in given.split(","):

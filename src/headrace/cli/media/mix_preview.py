@@ -14,7 +14,7 @@ from headrace.cli.media.parts import PartViewer
 from headrace.cli.media.preview import MixFacts, OrderKind, SamplePreviewOptions, field_map_of
 from headrace.cli.media.samples import LookedAtSample, Place, look_at
 from headrace.cli.media.sources import closed, plain_dataset
-from headrace.cli.views.preview import MAX_SAMPLES
+from headrace.cli.views.choosing import MAX_SAMPLES
 from headrace.datasets import Run
 from headrace.datasets.media.face import SampleDataset
 from headrace.datasets.metadataset import SourceOptions, load_dataset

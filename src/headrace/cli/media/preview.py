@@ -11,7 +11,7 @@ import numpy as np
 from headrace.cli.media.opening import SampleOptions, dataset_of, open_sample_store
 from headrace.cli.media.parts import PartViewer
 from headrace.cli.media.samples import LookedAtSample, look_at
-from headrace.cli.views.preview import MAX_SAMPLES
+from headrace.cli.views.choosing import MAX_SAMPLES
 from headrace.errors import ConfigError
 from headrace.samples.media import parse_field_map
 from headrace.samples.media.field_map import FieldMap

@@ -34,8 +34,12 @@ class SectionsShape(Shape[Record]):
         super().__init__(tools)
         names = spec.fields if spec is not None else {}
         self._fields = Fields("sections", names)
-        roles, parts, arguments = (spec.roles, spec.parts, spec.arguments) if spec else ({}, "keep", "keep")
-        self._reader = MessageReader(names, roles, parts, arguments)
+        self._reader = MessageReader(
+            names,
+            spec.roles if spec else {},
+            spec.parts if spec else "keep",
+            spec.arguments if spec else "keep",
+        )
         self._sources = tools.recipe.sources or {"tokens": Source(sections=tools.recipe.sections)}
 
     def ask(self, sample: Record, tally: Tally) -> list[Asked]:
