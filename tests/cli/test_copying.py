@@ -112,9 +112,10 @@ def test_errors_and_exit_codes(run: Any, tmp_path: Path) -> None:
 def test_overwrite(run: Any, tmp_path: Path) -> None:
     source = pair(tmp_path / "a", [[[1]]])
     assert run("merge", source, "-o", tmp_path / "out").exit_code == 0
-    refused = run("merge", source, "-o", tmp_path / "out")
+    assert run("merge", source, "-o", tmp_path / "out").exit_code == 0  # it is complete
+    refused = run("merge", source, source, "-o", tmp_path / "out")
     assert (refused.exit_code, "--overwrite replaces it" in refused.stderr) == (6, True)
-    assert run("merge", source, "-o", tmp_path / "out", "--dry-run").exit_code == 6
+    assert run("merge", source, source, "-o", tmp_path / "out", "--dry-run").exit_code == 6
     assert run("merge", source, source, "-o", tmp_path / "out", "--overwrite").exit_code == 0
     assert documents(tmp_path / "out") == [[1], [1]]
 

@@ -66,7 +66,7 @@ def test_any_metadataset_on_any_topology(opened: Opened, rng: Random) -> None:
         world, micro, least = rng.randint(1, 9), rng.randint(1, 6), rng.randint(1, 90)
         shares = [Share(rank, world, micro) for rank in range(world)]
         parts = [micro_batches(run.schedule, one, position=position, end=run.length, at_least=least) for one in shares]
-        taken += [part.positions() for part in parts]
+        taken += [part.slots() for part in parts]
         assert len({tuple(part.afters.tolist()) for part in parts}) == 1, "all ranks are as far"
         position = int(parts[0].afters[-1])
     positions = np.concatenate(taken)

@@ -109,7 +109,7 @@ def leg(
         share = Share(rank, world_size, micro_batch_size)
         split = micro_batches(schedule, share, position=number, end=None, at_least=10_000)
         walk = Walk(framing, find, states)
-        mine = split.positions()
+        mine = split.slots()
         count = int(split.sizes[:micro_steps].sum())
         found = units(walk, mine[: count + ahead])
         after = int(split.afters[micro_steps - 1]) if micro_steps else number

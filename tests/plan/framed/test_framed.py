@@ -427,7 +427,7 @@ def test_the_lanes_of_a_rank(num_lanes: int, world_size: int, micro: int, times:
     for rank in range(world_size):
         share = Share(rank, world_size, micro)
         split = micro_batches(schedule, share, position=3 * batch, end=None, at_least=batch)
-        wanted = sorted({position % num_lanes for position in split.positions().tolist()})
+        wanted = sorted({position % num_lanes for position in split.slots().tolist()})
         assert served_lanes(lanes, schedule, share, number=batch).tolist() == wanted
         held.append(len(wanted))
     figures = serving(lanes, global_batch_size=batch, world_size=world_size, micro_batch_size=micro)
