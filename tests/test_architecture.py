@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "prepare": {"stores", "samples", "plan", "io", "errors"},
     "copying": {"stores", "plan", "io", "errors"},
     "encoders": {"samples", "plan", "errors"},
-    "datasets": {"stores", "samples", "plan", "encoders", "errors"},
+    "datasets": {"stores", "samples", "plan", "encoders", "io", "errors"},
     "loader": {"datasets", "encoders", "plan", "io", "errors"},
     "testing": {"loader", "datasets", "prepare", "copying", "stores", "samples", "plan", "io", "errors"},
     "cli": {

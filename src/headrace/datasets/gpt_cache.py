@@ -24,6 +24,7 @@ from headrace.datasets.gpt import ONE_PART_SPLITS, GPTDataset
 from headrace.datasets.gpt_blend import GPTBlend
 from headrace.datasets.gpt_masks import GPTMasks
 from headrace.errors import ConfigError, StaleCacheError
+from headrace.io import check_local
 from headrace.plan.megatron import GPTOrder, GPTSampling
 from headrace.plan.megatron.cache_check import (
     CachedIndices,
@@ -44,7 +45,6 @@ from headrace.plan.megatron.cache_names import (
 )
 from headrace.stores import Problem, Store
 from headrace.stores.index_cache import map_array, read_text
-from headrace.stores.types import check_local
 
 _CHUNK = 1 << 20
 

@@ -16,6 +16,7 @@ from headrace.datasets.dataset import Dataset
 from headrace.datasets.gpt import ONE_PART_SPLITS, SPLIT_PARTS, GPTDataset
 from headrace.datasets.gpt_blend import GPTBlend
 from headrace.errors import ConfigError
+from headrace.io import check_local
 from headrace.plan.megatron import GPTOrder, split_ranges
 from headrace.plan.megatron.cache_names import (
     BLEND_SUFFIXES,
@@ -29,7 +30,6 @@ from headrace.plan.megatron.cache_names import (
 )
 from headrace.stores import IndexedStore
 from headrace.stores.index_cache import ChunkedArray, write_cache
-from headrace.stores.types import check_local
 
 _CHUNK = 1 << 20
 

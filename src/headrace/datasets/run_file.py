@@ -18,6 +18,7 @@ from headrace.datasets.homogeneous import homogeneous_samples
 from headrace.datasets.run_file_nodes import AnyNode, loaded_node, loaded_shards, saved_node, saved_shards
 from headrace.datasets.trace import Trace
 from headrace.errors import ConfigError, StateError
+from headrace.io import check_local
 from headrace.plan import (
     ORDER_FORMAT,
     BatchSchedule,
@@ -34,7 +35,6 @@ from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
 from headrace.plan.recipe import PARTS, undrawn
 from headrace.stores import SampleStore, Store
 from headrace.stores.json_file import write_json_file
-from headrace.stores.types import check_local
 
 if TYPE_CHECKING:
     from headrace.datasets.encoded.framed_run import FramedRun

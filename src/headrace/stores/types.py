@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.io import check_local as check_local  # for rooms above, which do not know io
-
 IntArray = NDArray[np.int64]
 TokenArray = NDArray[Any]
 MAIN = "tokens"

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
+from headrace.io import check_local
 from headrace.stores import KeyedStore, KeyedWriter, open_keys, write_hdf5
-from headrace.stores.types import check_local
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,11 +16,11 @@ from headrace.datasets.measuring.chunk import FACTS_VERSION
 from headrace.datasets.measuring.group_keys import key_of
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, StoreError
+from headrace.io import check_local
 from headrace.plan import IntArray
 from headrace.plan.measured import Facts, Grouping
 from headrace.plan.measured.grouping import Remainder
 from headrace.stores import check_arrays, find_arrays
-from headrace.stores.types import check_local
 
 
 class FaultCount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

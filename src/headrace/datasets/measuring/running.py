@@ -23,9 +23,8 @@ from headrace.datasets.measuring.chunk import Measuring
 from headrace.datasets.measuring.facts import MeasuredFacts
 from headrace.datasets.measuring.merging import find_chunk, keep_chunk, merged
 from headrace.errors import ConfigError, OutputError, StoreError, WorkerError
-from headrace.io import cache_folder
+from headrace.io import cache_folder, check_local
 from headrace.stores import keep_arrays
-from headrace.stores.types import check_local
 
 _CHUNK_SAMPLES: Final = 8192
 """What a process that is killed has to measure again, at most."""

@@ -18,9 +18,9 @@ from headrace.datasets.metadataset.resolving import SUFFIX, Origin, read_file, r
 from headrace.datasets.metadataset.tree import JoinedSource, Source, Tree, sources
 from headrace.datasets.mix import Mix
 from headrace.errors import ConfigError, InputError, StoreError
+from headrace.io import check_local
 from headrace.plan import BatchSchedule
 from headrace.stores.energon import Join, write_join
-from headrace.stores.types import check_local
 
 
 class TraversedDatasetReference(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from headrace._version import __version__
 from headrace.errors import OutputError
 from headrace.io import atomic_write, cache_folder, hash_bytes
 from headrace.prepare.backends.backend import SpecialPolicy, installed_version
@@ -42,7 +41,6 @@ def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: ty
         f"{name} {installed_version(name)}",
         f"tokenizers {installed_version('tokenizers')}",
         f"python {platform.python_version()}",
-        f"headrace {__version__}",
         f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind)}",
         *(hash_bytes(file.read_bytes()) for file in sorted(code.glob("*.py"))),
     )
