@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The contracts live in the package, where pytest would not show what an assert compared.
 pytest.register_assert_rewrite("headrace.testing")
@@ -21,7 +21,14 @@ import counts
 import warm
 
 # The few cases of `make test` are always the same ones, so that a red run can be repeated; the full counts are drawn.
-settings.register_profile("headrace", derandomize=not counts.FULL, print_blob=True)
+# None may depend on how busy the machine is.
+settings.register_profile(
+    "headrace",
+    derandomize=not counts.FULL,
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("headrace")
 
 # A job in the background ignores Ctrl-C, and so would all that the tests start.
