@@ -48,7 +48,7 @@ def without_rows(batch: Mapping[str, Any], num_rows: int = 1) -> dict[str, Any]:
     def cut(value: Any) -> Any:
         if isinstance(value, list | tuple) and len(value) == num_rows:
             return []
-        shape = getattr(value, "shape", ())
+        shape: tuple[int, ...] = getattr(value, "shape", ())
         return value[:0] if len(shape) and shape[0] == num_rows else value
 
     return {name: cut(value) for name, value in batch.items()}
