@@ -238,7 +238,7 @@ def test_a_stopped_validation_goes_on_and_then_begins_anew(root: Path) -> None:
         assert [next(iter(loader))["text"] for loader in second] == [["40", "41"], ["42", "43"], ["44", "45"]]
 
 
-@pytest.mark.parametrize("order", ["energon", "shards"])
+@pytest.mark.parametrize("order", ["energon", "stride"])
 @pytest.mark.parametrize("taken", [None, 4, 2])
 def test_a_state_behind_a_pass_begins_the_next_one(root: Path, order: Any, taken: int | None) -> None:
     """21 samples in batches of 6, all of them with or without the end of the iteration; as Energon resumes."""
