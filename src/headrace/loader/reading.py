@@ -83,8 +83,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         init = self.worker_init
         if init is not None and not (":" in init if isinstance(init, str) else callable(init)):
             raise ConfigError(f"worker_init is {init!r:.80}; allowed are a function, or its name as 'module:function'")
-        if isinstance(self.differing_globals, str):
-            raise ConfigError(f"differing_globals is a list of names, found {self.differing_globals!r}")
+        names: object = self.differing_globals
+        if isinstance(names, str):
+            raise ConfigError(f"differing_globals is a list of names, found {names!r}")
         if self.max_replacements < 0:
             raise ConfigError(f"max_replacements is at least 0, found {self.max_replacements}")
 

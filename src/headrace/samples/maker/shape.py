@@ -146,10 +146,11 @@ class Shape(ABC, Generic[S]):
 
     def render_ahead(self, samples: Iterable[S]) -> None:
         """Have the template render the conversations of many samples together, where that costs less."""
-        if not isinstance(self.tools.template, RendersAhead):
+        template: object = self.tools.template
+        if not isinstance(template, RendersAhead):
             return
         conversations = [self.tools.with_kwargs(one) for sample in samples for one in self.conversations(sample)]
-        self.tools.template.render_ahead(conversations, prompts=self.tools.recipe.type != "seq")
+        template.render_ahead(conversations, prompts=self.tools.recipe.type != "seq")
 
     def conversations(self, sample: S) -> list[Conversation]:
         """The conversations that `ask` has rendered, as far as they are known before."""

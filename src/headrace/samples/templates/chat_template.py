@@ -174,9 +174,9 @@ class ChatTemplate:
                 wanted.setdefault(id(template), []).extend(
                     _variables(messages[:count], tools, None, kwargs, prompt=prompt) for count, prompt in counts
                 )
-        for template in (self._default, self._tool_use):
-            if isinstance(template, LimitedTemplate):
-                template.ahead(wanted.get(id(template), []))
+        for limited in (self._default, self._tool_use):
+            if isinstance(limited, LimitedTemplate):
+                limited.ahead(wanted.get(id(limited), []))
 
     def render_conversation(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> Rendered:
         """:meth:`render` with the conversation's own tools and template arguments."""
