@@ -127,7 +127,7 @@ def recipes_that_take(record: Any, mask: MaskOptions, make: Callable[[MaskOption
 
     ``make`` gives a maker with other options. Cost: a maker and a record for each.
     """
-    lines = []
+    lines: list[str] = []
     for words, changes in _ALTERNATIVES:
         other = msgspec.structs.replace(mask, **changes)
         if other == mask or len(lines) == _SHOWN_RECIPES:
