@@ -344,8 +344,12 @@ def test_framed_states_of_before_go_on_as_they_began(texts: dict[str, MediaDatas
     run = framed_made.framed_run("singles", places, samples=84, global_batch_size=4)
     before = run._in_turn()
     assert before.recipe.format["framed"] == 1
-    whole = [sorted(batch["unit_numbers"].tolist()) + batch.get("number", []) for batch in Loader(before, micro_batch_size=2)]
-    anew = [sorted(batch["unit_numbers"].tolist()) + batch.get("number", []) for batch in Loader(run, micro_batch_size=2)]
+    whole = [
+        sorted(batch["unit_numbers"].tolist()) + batch.get("number", []) for batch in Loader(before, micro_batch_size=2)
+    ]
+    anew = [
+        sorted(batch["unit_numbers"].tolist()) + batch.get("number", []) for batch in Loader(run, micro_batch_size=2)
+    ]
     assert whole != anew
     for taken in (3, 6):
         old = [
