@@ -359,7 +359,7 @@ def test_which_are_shown(run: Any, tmp_path: Path) -> None:
         ],
     }
     folder = tmp_path / "store"
-    write_keyed(folder, {key: [np.asarray(row, np.int32) for row in rows] for key, rows in data.items()})
+    write_keyed(folder, **{key: ("int32", [np.asarray(row, np.int32) for row in rows]) for key, rows in data.items()})
 
     def shown(*options: Any) -> list[int]:
         found = json.loads(run("preview", folder, "--ids", "--json", "--num", 4, *options).stdout)
