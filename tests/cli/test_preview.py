@@ -403,7 +403,8 @@ def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pyt
     assert "document 0: " in text
     assert ", from chat.jsonl, line 1" in text
     assert ", from chat.jsonl, line 4" in text
-    assert "1 document dropped: no_supervised\n  bad record: chat.jsonl, line 3: " in text
+    dropped = "  1 document dropped: bad\n  1 document dropped: no_supervised\n"
+    assert f"left out\n{dropped}  bad record: chat.jsonl, line 3: messages is the number 7" in text
     page = Path("page.html").read_text()
     assert "from chat.jsonl, line 4" in page
     assert "bad record: chat.jsonl, line 3" in page
