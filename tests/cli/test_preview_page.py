@@ -11,6 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import previews_made
+from counts import cases
+from headrace.cli.figures import size
 from headrace.cli.views import PreviewOptions, Rendering, preview_page, preview_store, rendering_page
 from headrace.cli.views.page import SEARCH_SCRIPT, block_html, escaped, page, sequence_html
 from headrace.cli.views.shown import ShownSequence, Stretch
@@ -90,8 +92,11 @@ def test_every_kind(tmp_path: Path, kind: str) -> None:
     assert figures is not None
     assert f"{figures.tokens} of '{figures.key}'" in checker.texts["dd"]
     drawn = checker.texts["title"][1:]
-    assert len(drawn) == len(figures.histogram)
-    assert [text.split()[-4] for text in drawn] == [str(bar.documents) for bar in figures.histogram]
+    lengths = [text for text in drawn if "trained" not in text]
+    assert [text.split()[-4] for text in lengths] == [str(bar.documents) for bar in figures.histogram]
+    assert (figures.shares is None) == (kind not in ("sft", "dpo"))
+    wanted = () if figures.shares is None else figures.shares.documents
+    assert [text.split(": ")[1].split()[0] for text in drawn[len(lengths) :]] == [str(count) for count in wanted]
 
 
 def test_packs(tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_what_a_user_writes_is_text(tmp_path: Path) -> None:
 @given(st.text(max_size=40))
 @example("</i></span></pre></h3><script>alert(1)</script>")
 @example('" onload="alert(1)')
-@settings(max_examples=60)
+@settings(max_examples=cases(24, 60))
 def test_any_text(text: str) -> None:
     stretch = Stretch(begin=0, position=0, ids=(1,), texts=(text,), role=text, is_trained=True)
     sequence = ShownSequence(name=text, document=0, num_tokens=3, stretches=(stretch,))
@@ -143,7 +148,7 @@ def test_the_command_writes_it(run: Any, tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     result = run("preview", path, "--ids", "--html", target)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"{target}: {target.stat().st_size / 1000:.2f} kB\n"
+    assert result.stdout == f"{target}: {size(target.stat().st_size)}\n"
     checked(target.read_text(encoding="utf-8"))
     assert run("preview", path, "--ids", "--html", target, "--json").stdout.startswith("{")
     assert run("preview", path, "--ids", "--html", tmp_path / "no" / "page.html").exit_code == 6

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import previews_made
+from counts import cases
 from headrace.cli.views.kept_tokens import kept_tokens
 from headrace.cli.views.roles import roles_of
 from headrace.cli.views.safe_text import LINE_END, safe_lines, safe_text
@@ -29,7 +30,7 @@ def unescaped(text: str) -> bytes:
 
 
 @given(TEXTS, st.data())
-@settings(max_examples=80)
+@settings(max_examples=cases(32, 80))
 def test_no_byte_is_lost_whatever_is_trained(text: str, data: st.DataObject) -> None:
     ids = np.array(BYTES.encode(text).ids, np.int64)
     mask = np.array(data.draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids))), np.uint8)
@@ -63,7 +64,7 @@ def test_ids_without_a_token() -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", " ", "é", "😀", "\n"]), max_size=10).map("".join))
-@settings(max_examples=60)
+@settings(max_examples=cases(24, 60))
 def test_tokenisers_that_are_not_byte_level(text: str) -> None:
     tokenizer = previews_made.fallback()
     vocabulary = open_texts(tokenizer)
@@ -117,7 +118,7 @@ def test_positions_part_segments() -> None:
 
 
 @given(st.text(max_size=30))
-@settings(max_examples=150)
+@settings(max_examples=cases(60, 150))
 def test_text_is_harmless(text: str) -> None:
     safe = safe_text(text)
     assert all(character.isprintable() or character in "\u200c\u200d\u3000" for character in safe)
@@ -134,7 +135,7 @@ def test_what_is_written_out() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.data())
-@settings(max_examples=150)
+@settings(max_examples=cases(60, 150))
 def test_stored_tokens_are_found(values: list[int], data: st.DataObject) -> None:
     whole = np.array(values, np.uint32)
     first, second, third, fourth = sorted(data.draw(st.lists(st.integers(0, len(values)), min_size=4, max_size=4)))

@@ -200,15 +200,21 @@ def test_a_record_that_is_refused_is_shown_as_far_as_it_comes(run: Any, tmp_path
     assert "none of its 15 tokens is trained" in rendering.message
     assert shown(rendering) == TURN
     assert rendering.sequences[0].num_stored is None
-    # A template that takes a text of an earlier turn away: the rendered text tells what happened.
-    recipe = previews_made.recipe(tmp_path, "sft", "", [{"messages": [USER, YES, USER, NO]}])
+    # A template that changes or takes away a text of an earlier turn: the rendered text tells what happened.
+    recipe = previews_made.recipe(tmp_path, "sft", "mask: {unstable: error}\n", [{"messages": [USER, YES, USER, NO]}])
     config = tmp_path / "model" / "tokenizer_config.json"
-    changed = TEMPLATE.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}")
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": changed}))
-    found = lines(run, recipe, "--record", 0)
-    assert any(line.startswith("  refused   the template writes message 1 (assistant) otherwise") for line in found)
-    assert "  rendered:" in found
-    assert "      No<|end|>⏎" in found
+    for earlier, said in (
+        ("''", "nothing of message 1 (assistant)"),
+        ("m.content ~ '!'", "message 1 (assistant) otherwise"),
+    ):
+        changed = TEMPLATE.replace(
+            "{{ m.content }}", f"{{{{ m.content if loop.last or m.role == 'user' else {earlier} }}}}"
+        )
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": changed}))
+        found = lines(run, recipe, "--record", 0)
+        assert any(line.startswith(f"  refused   the template writes {said}") for line in found)
+        assert "  rendered:" in found
+        assert "      No<|end|>⏎" in found
     wrong = previews_made.recipe(tmp_path, "sft", "", [{"messages": [USER, YES]}, {"messages": "Hi"}, [1]])
     wrong.write_text(wrong.read_text().replace("inputs: ", "inputs:\n  - layout: messages\n    paths: "))
     assert render_record(wrong, 0).outcome == "kept"

@@ -228,7 +228,7 @@ def test_media_that_are_too_large_for_a_page(
 
 @given(st.text(), st.text(max_size=20), st.lists(st.text(max_size=10), min_size=1, max_size=2))
 @example(stores.EVIL, "</script>\"'><b>", [stores.EVIL, "]]>"])
-@settings(max_examples=cases(40, 1000), deadline=None)
+@settings(max_examples=cases(16, 1000), deadline=None)
 def test_no_data_is_markup(text: str, name: str, words: list[str]) -> None:
     facts = {"words_boxes": [[1, 2, 3, 4]] * len(words), "words_text": words, name: text}
     parts = {

@@ -133,7 +133,7 @@ def test_sixel_draws_every_pixel_once(size: tuple[int, int]) -> None:
 
 
 @given(SIZES, st.booleans())
-@settings(max_examples=cases(20, 500), deadline=None)
+@settings(max_examples=cases(10, 500), deadline=None)
 def test_blocks_are_a_rectangle(size: tuple[int, int], has_all_colours: bool) -> None:
     lines = blocks(picture(size), has_all_colours=has_all_colours).split("\n")
     assert 1 <= len(lines) <= 24

@@ -100,7 +100,10 @@ def test_a_training_with_resumes(run: Headrace, prepared: Path, tmp_path: Path) 
     ).stdout.splitlines()
     assert lines[0] == f"{path}: step 3: 4 samples"
     assert lines[1].split() == ["step", "position", "source", "epoch", "sample", "rank", "micro-step"]
-    (piece, *_) = first.trace_step(3)[2].origins
+    assert [int(line.split()[1]) for line in lines[2:]] == sorted(fed[3, 1, 0] + fed[3, 1, 1])
+    position = int(lines[2].split()[1])
+    [origins] = [one.origins for one in first.trace_step(3) if one.position == position]
+    piece = origins[0]
     assert f"document {piece.document} [{piece.begin}:{piece.begin + piece.tokens}], " in lines[2]  # type: ignore[operator]
     assert ".jsonl line " in lines[2]
     with pytest.raises(StopIteration):

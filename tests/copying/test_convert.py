@@ -47,7 +47,7 @@ def test_there_and_back_every_byte_is_the_same(tmp_path: Path, layout: str) -> N
     assert {name for name in wanted if found[name] != wanted[name]} == {"headrace.json"}
 
 
-@settings(max_examples=cases(25, 200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=cases(10, 200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.lists(st.integers(0, 65_535), max_size=5), max_size=12), st.integers(1, 9))
 def test_any_documents_in_any_shards(
     tmp_path_factory: pytest.TempPathFactory, found: list[list[int]], shard_tokens: int

@@ -59,7 +59,7 @@ def loaders(run: Run, world_size: int, micro: int, threads: int = 1) -> list[Loa
     ]
 
 
-@settings(max_examples=cases(25, 400), deadline=None)
+@settings(max_examples=cases(10, 400), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 30), st.booleans())
 def test_each_rank_is_fed_megatrons_micro_batches(
     dataset: GPTDataset, micro: int, ranks: int, steps: int, skipped: int, sharded: bool

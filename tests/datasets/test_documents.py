@@ -91,7 +91,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
 def test_fingerprint_and_words(tmp_path: Path, corpus: list[corpora.Corpus]) -> None:
     store = keyed(tmp_path / "shard", [1] * 6)
     masked = DocumentDataset(store, loss_mask_key="loss_mask")
-    prints = {DocumentDataset(store).fingerprint, masked.fingerprint, DocumentDataset(corpus[0].store).fingerprint}
+    plain = DocumentDataset(store, loss_mask_key=None)
+    prints = {plain.fingerprint, masked.fingerprint, DocumentDataset(corpus[0].store).fingerprint}
     assert len(prints) == 3
-    assert DocumentDataset(store).fingerprint in prints
-    assert repr(masked) == f"<DocumentDataset: 4 samples, documents of {store.path}, trained on where 'loss_mask' is 1>"
+    assert plain.fingerprint == DocumentDataset(store, loss_mask_key=None).fingerprint
+    assert masked.fingerprint == DocumentDataset(store).fingerprint
+    assert (
+        repr(masked)
+        == f"<DocumentDataset: 4 samples, documents of {store.path}, 100.0% of the tokens supervised by 'loss_mask'>"
+    )

@@ -66,7 +66,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=cases(60, 1000), deadline=None)
+@settings(max_examples=cases(24, 1000), deadline=None)
 @given(options(), st.booleans())
 def test_samples_are_slices_of_the_shuffled_sequences(prefix: Path, some: dict[str, Any], valid: bool) -> None:
     split = {"split": "0,1,0", "split_part": "valid", "drop_last_partial_validation_sequence": False} if valid else {}

@@ -30,7 +30,7 @@ def plain(store: MockStore, vocab_size: int, eod: int) -> list[list[int]]:
     return [[*((number + 1) % vocab_size for number in range(length - 1)), eod] for length in store.lengths.tolist()]
 
 
-@settings(max_examples=cases(60, 600), deadline=None)
+@settings(max_examples=cases(24, 600), deadline=None)
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 12), st.integers(2, 9), st.data())
 def test_every_way_to_read(vocab_size: int, eod: int, num_documents: int, max_length: int, data: st.DataObject) -> None:
     store = MockStore(vocab_size=vocab_size, eod=eod, num_documents=num_documents, max_length=max_length)

@@ -32,7 +32,7 @@ def split(record: records_made.Record, key: str) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=cases(50, 500), deadline=None)
+@settings(max_examples=cases(20, 500), deadline=None)
 @given(
     st.sampled_from(["combined", "keyed"]),
     st.lists(st.integers(0, len(RECORDS) - 1), max_size=5),

@@ -65,7 +65,7 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return chats(tmp_path_factory.mktemp(request.param), layout=request.param)
 
 
-@settings(max_examples=cases(20, 500), deadline=None)
+@settings(max_examples=cases(10, 500), deadline=None)
 @given(
     window=st.integers(1, 90), stride=st.integers(1, 120), phase=st.booleans(), same=st.booleans(),
     masked=st.booleans(), seed=st.integers(0, 9),
@@ -232,7 +232,7 @@ def test_a_share_that_nobody_counted_is_of_a_sample(tmp_path: Path, monkeypatch:
     assert "(6,400 looked at) supervised by 'loss_mask'" in shown
 
 
-@settings(max_examples=cases(20, 500), deadline=None)
+@settings(max_examples=cases(10, 500), deadline=None)
 @given(
     size=st.integers(2, 40), strategy=st.sampled_from(["greedy", "best_fit", "best_fit_split", "wrapped"]),
     keep=st.booleans(), masked=st.booleans(), multiple=st.sampled_from([1, 2]),
@@ -312,5 +312,5 @@ def test_a_store_opened_without_its_mask_is_warned_of(tmp_path: Path, caplog: py
     result = CliRunner().invoke(main, ["info", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert f"{share}, by 'loss_mask'" in result.output
-    result = CliRunner().invoke(main, ["check", str(tmp_path / "out"), "--pack", "64"])
+    result = CliRunner().invoke(main, ["check", str(tmp_path / "out"), "--pack", "64", "--pack-over-long", "split"])
     assert result.exit_code == 0, result.output

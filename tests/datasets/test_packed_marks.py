@@ -37,7 +37,7 @@ def marked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return store, [one.tolist() for one in documents], [one.tolist() for one in marks]
 
 
-@settings(max_examples=cases(60, 2_000), deadline=None)
+@settings(max_examples=cases(24, 2_000), deadline=None)
 @given(
     packing=packs_plainly.packings(most_units=30),
     border_labels=st.sampled_from(["mask", "keep"]),

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runs_made
+from counts import cases
 from headrace.datasets import Run
 from headrace.datasets.run_file import read_run_file
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import Branch, Bucketing, Leaf, Node, Order, Shards
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=cases(32, 80), deadline=None)
 @given(runs_made.trees(), runs_made.orders, runs_made.schedules, st.sampled_from([None, 5]))
 def test_what_is_written_is_the_plan(
     root: Node, order: Order, pieces: list[tuple[int, int]], window: int | None

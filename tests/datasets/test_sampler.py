@@ -54,7 +54,7 @@ def test_vectors_of_going_on(place: Any) -> None:
         assert list(one) == [9, 7]
 
 
-@settings(max_examples=cases(40, 400), deadline=None)
+@settings(max_examples=cases(16, 400), deadline=None)
 @example(9, 2**32 - 2, 5)
 @given(st.integers(1, 200), st.integers(0, 2**40), st.integers(0, 5))
 def test_orders_are_torchs(count: int, seed: int, epoch: int) -> None:
@@ -87,7 +87,7 @@ def batches(one: ResumableDistributedSampler, size: int, drop_last: bool) -> Ite
             yield batch.tolist()
 
 
-@settings(max_examples=cases(60, 600), deadline=None)
+@settings(max_examples=cases(24, 600), deadline=None)
 @given(st.integers(1, 25), st.integers(1, 4), st.integers(1, 7), st.booleans(), st.integers(0, 30), st.data())
 def test_going_on_by_batches_is_exact(
     count: int, ranks: int, size: int, drop_last: bool, done: int, data: st.DataObject

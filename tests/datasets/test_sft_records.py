@@ -32,7 +32,7 @@ def plain(record: records_made.Record, collation: Collation, labels: str) -> tup
     return ids, own if labels == "same" else [*own[1:], -100]
 
 
-@settings(max_examples=cases(60, 600), deadline=None)
+@settings(max_examples=cases(24, 600), deadline=None)
 @given(
     st.sampled_from(["combined", "keyed"]),
     st.sampled_from(["next", "same"]),

@@ -45,7 +45,7 @@ def test_the_golden_counts(
         dataset[count]
 
 
-@settings(max_examples=cases(30, 300), deadline=None)
+@settings(max_examples=cases(12, 300), deadline=None)
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 20))
 def test_fine_tuning_windows_by_plain_slices(
     tmp_path_factory: pytest.TempPathFactory, window: int, stride: int, seed: int

@@ -97,6 +97,6 @@ def test_megatrons_blend(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"'dataset 0' .*'dataset 1' .*allow_different_tokenizers"):
         GPTBlend.of(words, num_samples=8, build=build)
-    for wanted in (8, None):
-        made = GPTBlend.of(words, num_samples=wanted, build=build, allow_different_tokenizers=True)
+    for blend, wanted in ((words, 8), (words[1::2], None)):
+        made = GPTBlend.of(blend, num_samples=wanted, build=build, allow_different_tokenizers=True)
         assert len(made) >= 8

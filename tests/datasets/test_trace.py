@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import headrace
 import runs_made
-from counts import python_steps
+import slots
+from counts import cases, python_steps
 from headrace.datasets import Run
 from headrace.datasets.trace_answers import Topology
 from headrace.datasets.trace_history import Chapter, History
@@ -25,7 +26,7 @@ from headrace.plan.split import taken_by
 LENGTH = 150
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(40, 100), deadline=None)
 @given(
     runs_made.trees(),
     runs_made.orders,
@@ -42,8 +43,7 @@ def test_a_sample_comes_where_it_is_fed(
     trace = run.history.chapters[0].trace
     fed = defaultdict(list)
     end = LENGTH - 10
-    slots = np.arange(begin, end)
-    positions = np.sort(slots if run.draw is None else run.draw.positions(slots))
+    positions = np.sort(slots.positions_of(run, np.arange(begin, end)))
     found = run.lookup(positions)
     for position, source, epoch, index in zip(
         positions.tolist(), found.sources.tolist(), found.epochs.tolist(), found.indices.tolist(), strict=True
@@ -57,7 +57,7 @@ def test_a_sample_comes_where_it_is_fed(
             assert seen.total == len(wanted)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=cases(20, 50), deadline=None)
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 5), st.integers(0, 40))
 def test_who_takes_a_position(size: int, world_size: int, micro: int, done: int) -> None:
     """Also in the middle of a step, where what is left is dealt anew."""
@@ -123,8 +123,7 @@ def trainings(draw: st.DrawFn) -> tuple[list[Chapter], list[tuple[Fed, Topology]
             for begin, size, of in zip(*(column.tolist() for column in taken_columns(taken)), strict=True):
                 micro_step = micro_step + 1 if of == before else 0
                 before = of
-                slots = np.arange(begin, begin + size)
-                some = slots if run.draw is None else run.draw.positions(slots)
+                some = slots.positions_of(run, np.arange(begin, begin + size))
                 found = run.lookup(some)
                 for at, source, epoch, index in zip(
                     some.tolist(), found.sources.tolist(), found.epochs.tolist(), found.indices.tolist(), strict=True
@@ -139,7 +138,7 @@ def taken_columns(taken: headrace.plan.MicroBatches) -> tuple[np.ndarray, np.nda
     return taken.begins, taken.sizes, taken.steps
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(16, 40), deadline=None)
 @given(trainings(), st.integers(0, LENGTH))
 def test_resumes_topologies_and_schedules(
     training: tuple[list[Chapter], list[tuple[Fed, Topology]], int], reached: int

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counts import cases
 from headrace import ConfigError
 from headrace.encoders import EncoderPipeline, HookFailure, Place, TaskEncoder, stateless
 from headrace.encoders.hooks import function_hook
@@ -70,7 +71,7 @@ def through(pipeline: EncoderPipeline, sizes: dict[int, int], order: list[int], 
     return encoded, chosen, packs, batches
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=cases(12, 30), deadline=None)
 @given(sizes=st.lists(st.integers(0, 3), min_size=1, max_size=6), data=st.data())
 def test_results_are_a_function_of_the_place(sizes: list[int], data: st.DataObject) -> None:
     there = dict(enumerate(sizes))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.interop
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
-SEEDS = range(cases(25, 300))
+SEEDS = range(cases(10, 300))
 
 
 @pytest.fixture(scope="module")

@@ -76,14 +76,14 @@ def drawn(draw: st.DrawFn) -> tuple[list[int], int]:
     return [max(length, int(at % 3 == 0)) for at, length in enumerate(lengths)], size
 
 
-@settings(max_examples=cases(80, 500), deadline=None)
+@settings(max_examples=cases(32, 500), deadline=None)
 @given(st.sampled_from(STRATEGIES), drawn())
 def test_the_plan_over_all_is_theirs(trl: Any, names: tuple[str, str], case: tuple[list[int], int]) -> None:
     lengths, size = case
     assert ours(lengths, size, names[1]) == theirs(trl, lengths, size, names[0], len(lengths))
 
 
-@settings(max_examples=cases(60, 400), deadline=None)
+@settings(max_examples=cases(24, 400), deadline=None)
 @given(st.sampled_from(STRATEGIES), drawn(), st.sampled_from([3, 6, 9]))
 def test_the_plan_by_batches_is_theirs(
     trl: Any, names: tuple[str, str], case: tuple[list[int], int], batch_size: int

@@ -42,7 +42,7 @@ def example(pair: records_made.Record) -> dict[str, list[int]]:
     }
 
 
-@settings(max_examples=cases(60, 1_000), deadline=None)
+@settings(max_examples=cases(24, 1_000), deadline=None)
 @given(
     st.lists(st.integers(0, 59), min_size=1, max_size=6),
     st.sampled_from([None, 1, 8]),
@@ -69,7 +69,7 @@ def test_preferences_are_trls_tensors(
         assert batch[name].dtype == wanted[name].dtype
 
 
-@settings(max_examples=cases(40, 400), deadline=None)
+@settings(max_examples=cases(16, 400), deadline=None)
 @given(st.lists(st.integers(0, 59), min_size=1, max_size=6), st.sampled_from([None, 8]))
 def test_conversations_are_trls_tensors(datasets: dict[str, Any], chosen: list[int], multiple: int | None) -> None:
     with warnings.catch_warnings():

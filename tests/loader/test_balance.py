@@ -119,7 +119,7 @@ def runs(draw: st.DrawFn, datasets: dict[str, Dataset]) -> tuple[Run, Run]:
     return short, longer
 
 
-@settings(max_examples=cases(30, 3_000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(12, 3_000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 7)), min_size=1, max_size=5))
 def test_chains_of_resumes_lose_nothing_and_have_nothing_twice(
     datasets: dict[str, Dataset], data: st.DataObject, lives: list[tuple[int, int, int]]
@@ -159,7 +159,8 @@ def test_the_same_ranks_go_on_as_if_nothing_had_happened(
     # A loader that is iterated anew goes on, too, and what was read ahead is dealt again.
     made = loaders(run, world_size, micro, state, reading=Reading(num_threads=1))
     found += life(made, 2)[0]
-    found += life(made, 1_000)[0]
+    if made[0].position < (run.length or 0):
+        found += life(made, 1_000)[0]
     assert found == whole
 
 

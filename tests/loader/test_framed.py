@@ -181,7 +181,8 @@ def test_steps_end_a_run_without_an_end(place: Path) -> None:
     run = framed_made.framed_run("singles", [place], steps=3, global_batch_size=[(0, 4), (2, 8)])
     loader = Loader(run, micro_batch_size=2)
     assert len(loader) == len(taken(loader)) == 8
-    assert taken(loader) == []
+    with pytest.raises(StateError, match="end of its run, at position 16, and is iterated again"):
+        taken(loader)
     with pytest.raises(ConfigError, match="outside this run of 16 samples"):
         loader.start_at(17)
 
@@ -200,7 +201,8 @@ def test_lanes_that_end_leave_units_out(place: Path) -> None:
     for number in (n for found in numbers for n in found):
         by_lane.setdefault(number % 4, []).append(number // 4)
     assert all(units == list(range(len(units))) for units in by_lane.values()), "no gaps within a lane"
-    assert taken(loader) == []
+    with pytest.raises(StateError, match="end of its run, at position 72, and is iterated again"):
+        taken(loader)
     again = Loader(run, micro_batch_size=1)
     again.load_state_dict(loader.state_dict())
     assert taken(again) == []

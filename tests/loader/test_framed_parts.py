@@ -28,7 +28,7 @@ def schedules(draw: st.DrawFn) -> BatchSchedule:
     return BatchSchedule(tuple((3 * number, unit * size) for number, size in enumerate(sizes)))
 
 
-@settings(max_examples=cases(50, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(schedules(), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(0, 60), st.data())
 def test_every_unit_is_in_one_part_and_a_lane_has_one_reader(
     schedule: BatchSchedule, world_size: int, micro: int, num_readers: int, position: int, data: st.DataObject
@@ -111,7 +111,7 @@ class Simulated:
         return max([self.known, *(step for step in ends if step < self.read + self.ahead)])
 
 
-@settings(max_examples=cases(40, 1_000), deadline=None)
+@settings(max_examples=cases(16, 1_000), deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3))
 def test_all_ranks_end_after_the_last_step_that_has_a_unit(
     data: st.DataObject, num_ranks: int, micro_steps: int

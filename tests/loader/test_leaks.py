@@ -59,7 +59,7 @@ def drawn(data: st.DataObject, *, multiple: int, max_rows: int = 3) -> tuple[lis
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=cases(25, 300), deadline=None)
+@settings(max_examples=cases(10, 300), deadline=None)
 @given(st.sampled_from([1, 1, 2]), st.sampled_from(["identity", "causal"]), st.data())
 def test_a_changed_document_leaves_the_others_bit_equal(
     kind: str, multiple: int, pads: attention.Pads, data: st.DataObject

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan import (
     BlendTree,
@@ -155,19 +156,19 @@ def check_both_ways(root: Node, kind: str) -> None:
         assert np.array_equal(later.positions, mine[mine >= position])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=cases(32, 80), deadline=None)
 @given(trees(), st.sampled_from(["full", "none", "shards"]))
 def test_trees_as_step_by_step(root: Node, kind: str) -> None:
     check_both_ways(root, kind)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(24, 60), deadline=None)
 @given(schedules(), st.sampled_from(["full", "shards"]))
 def test_schedules_as_step_by_step(root: Node, kind: str) -> None:
     check_both_ways(root, kind)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(40, 100), deadline=None)
 @given(st.one_of(trees(), schedules()), st.integers(0, 400))
 def test_how_far_each_source_has_come(root: Node, position: int) -> None:
     counters: Counter[str] = Counter()
@@ -202,7 +203,7 @@ def repeated(draw: st.DrawFn, path: str, depth: int) -> Node:
     return Branch(path, tuple(children), counts, sum(counts))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(80, 200), deadline=None)
 @given(st.composite(repeated)("root", 3))
 def test_exact_counts_an_epoch_and_a_repetition(root: Node) -> None:
     passes = 3
@@ -236,7 +237,7 @@ def test_blocks_lie_in_one_source_each() -> None:
     assert np.abs(counts - np.arange(1, 301) / 3).max() < 2, "within two blocks"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(16, 40), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)).filter(any), min_size=1, max_size=6),
     st.integers(1, 3_000),
@@ -283,7 +284,7 @@ def test_a_ramp_by_hand() -> None:
         linear_ramp((1, -1), (1, 2), begin=0, end=5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(80, 200), deadline=None)
 @given(
     st.lists(st.one_of(st.integers(0, 20), st.integers(1, 2**50)), min_size=1, max_size=12).filter(any),
     st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=10),

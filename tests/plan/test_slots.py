@@ -30,7 +30,7 @@ def blend_plan(kind: str = "full", num_sources: int = 2) -> Plan:
     return Plan(Branch("", leaves, tuple(quantised([1.0] * num_sources)), None), Order(kind=kind))  # type: ignore[arg-type]
 
 
-@settings(max_examples=cases(200, 5_000), deadline=None)
+@settings(max_examples=cases(80, 5_000), deadline=None)
 @given(SCHEDULES, st.integers(1, 9), st.booleans(), st.integers(1, 200), st.integers(0, 2**64 - 1), st.data())
 def test_every_step_is_a_permutation_of_its_units(
     gaps: list[tuple[int, int]], unit: int, from_step: bool, length: int, key: int, data: st.DataObject
@@ -114,7 +114,7 @@ def test_a_run_that_is_made_longer_keeps_what_was_given(lengths: tuple[int | Non
         position, ends = 8, ()
         for number, length in enumerate(lengths):
             draw = Draw(3, BatchSchedule.of(8), length).resumed(position, ends)
-            until = min(stop + number, 16 if length is None else length)
+            until = min(stop + number, 16, 16 if length is None else length)
             given += draw.positions(np.arange(position, max(position, until))).tolist()
             position = max(position, until)
             ends = draw.saved_ends(position)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan import Branch, Leaf, Node, Order, Plan, quantised
 
@@ -29,7 +30,7 @@ orders = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(60, 150), deadline=None)
 @given(trees, orders, st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=20))
 def test_bulk_equals_one_by_one(root: Node, order: Order, positions: list[int]) -> None:
     plan = Plan(root, order)
@@ -43,7 +44,7 @@ def test_bulk_equals_one_by_one(root: Node, order: Order, positions: list[int]) 
     assert (together.indices < lengths[together.sources]).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(24, 60), deadline=None)
 @given(trees, orders)
 def test_every_epoch_of_every_source_is_whole(root: Node, order: Order) -> None:
     plan = Plan(root, order)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counts import cases
 from headrace.errors import OutputError
 from headrace.prepare.buckets import (
     MAX_BUCKET_BYTES,
@@ -86,7 +87,7 @@ def sort_all(folder: Path, sizes: list[int], num_keys: int) -> list[Document]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(24, 60))
 @given(
     seed=st.integers(0, 1 << 30),
     count=st.integers(0, 60),

@@ -45,7 +45,7 @@ def check(batches: list[HashArray]) -> Seen:
 
 
 @given(batches=st.lists(st.lists(st.tuples(HALVES, HALVES) | FEW, max_size=40), max_size=12))
-@settings(max_examples=cases(100, 5000), deadline=None)
+@settings(max_examples=cases(40, 5000), deadline=None)
 def test_as_a_set(batches: list[list[tuple[int, int]]]) -> None:
     check([array(batch) for batch in batches])
 
@@ -57,7 +57,7 @@ def test_as_a_set(batches: list[list[tuple[int, int]]]) -> None:
     low=st.sampled_from([0, 1, 50, MAX]),
     chunk=st.sampled_from([1, 7, 64, 1 << 16]),
 )
-@settings(max_examples=cases(60, 2000), deadline=None)
+@settings(max_examples=cases(24, 2000), deadline=None)
 def test_merges_in_any_pieces(seed: int, sizes: list[int], high: int, low: int, chunk: int) -> None:
     rng = np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:

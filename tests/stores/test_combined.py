@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import headrace
 import headrace.stores as stores
+from counts import cases
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import CombinedStore, IndexedWriter, OutputShard, ShardedStore, Store, save_manifest
 from headrace.testing.indexed import manifest_of, write_shard
@@ -134,7 +135,7 @@ def test_equal_totals_are_not_enough(tmp_path: Path) -> None:
         store.fetch(0, 2, "rejected")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(16, 40), deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=30),
     moved=st.integers(0, 29),

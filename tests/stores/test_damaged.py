@@ -222,4 +222,4 @@ VOUCHED: Final = {"manifest", "kept.json", "kept array"}
 @pytest.mark.parametrize("name", READERS)
 def test_damage_is_refused_by_name(name: str, tmp_path: Path) -> None:
     path, use = READERS[name](tmp_path)
-    assert endured(path, use, count=cases(20, 3000), vouched=name in VOUCHED) == {}
+    assert endured(path, use, count=cases(10, 3000), vouched=name in VOUCHED) == {}

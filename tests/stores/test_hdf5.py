@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace.stores as stores
+from counts import cases
 from headrace.errors import ConfigError, MissingExtraError, StoreError
 from headrace.io import file_sum
 from headrace.stores import (
@@ -219,7 +220,7 @@ def test_keys_that_are_not_parallel(tmp_path: Path) -> None:
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=cases(12, 30), deadline=None)
 @given(
     keys=st.dictionaries(
         st.sampled_from(["sequence", "loss_mask", "rewards", "a b"]),

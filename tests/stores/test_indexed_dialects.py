@@ -321,7 +321,7 @@ def test_a_store_is_unpickled_with_its_options(tmp_path: Path) -> None:
     assert again.options == IndexedOptions(dialect="neox")
 
 
-@settings(deadline=None, max_examples=cases(40, 1000))
+@settings(deadline=None, max_examples=cases(16, 1000))
 @given(
     dtype=st.sampled_from(["<i4", "<i8", "<u4"]),
     gap=st.integers(0, 5),

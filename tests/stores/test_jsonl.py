@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace.stores as stores
+from counts import cases
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import JsonlStore, JsonStore, ShardedStore, Store, jsonl_index
 from headrace.testing.stores import StoreContract
@@ -283,7 +284,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=cases(20, 50), deadline=None)
 @given(
     records=st.lists(
         st.fixed_dictionaries({"a": numbers, "b\u00e9 \n": st.lists(st.booleans(), max_size=3)}), min_size=1, max_size=8

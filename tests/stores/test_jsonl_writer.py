@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace.stores as stores
+from counts import cases
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import file_sum
 from headrace.stores import JsonlWriter, KeyInfo, OutputShard, Store, WrittenShard, save_manifest
@@ -219,7 +220,7 @@ def test_a_file_that_is_not_what_the_manifest_lists(tmp_path: Path) -> None:
 DTYPES = ("bool", "uint8", "int32", "int64", "float16", "float32", "float64")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(16, 40), deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), cut=st.integers(0, 6))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtype: str, cut: int) -> None:
     kind = np.dtype(dtype)

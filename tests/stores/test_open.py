@@ -265,7 +265,7 @@ print(most)
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 def test_more_stores_than_files_may_be_open(tmp_path: Path, reader: str) -> None:
-    count = counts.cases(2_000, 10_000)
+    count = counts.cases(800, 10_000)
     make(tmp_path / "one", 2, 0, 3)
     many = tmp_path / "many"
     many.mkdir()

@@ -93,7 +93,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @given(model=models())
-@settings(max_examples=cases(60, 2000), deadline=None)
+@settings(max_examples=cases(24, 2000), deadline=None)
 def test_leads_back(model: Model, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("table") / "provenance"
     sums = model.write(folder)
@@ -115,7 +115,7 @@ def test_leads_back(model: Model, tmp_path_factory: pytest.TempPathFactory) -> N
 
 
 @given(model=models(), data=st.data())
-@settings(max_examples=cases(60, 2000), deadline=None)
+@settings(max_examples=cases(24, 2000), deadline=None)
 def test_interrupted_anywhere(model: Model, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.mktemp("table")
     model.write(base / "whole")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import headrace.stores as stores
 import killing
+from counts import cases
 from headrace.errors import ConfigError, OutputError, StateError, StoreError
 from headrace.io import partial_path
 from headrace.stores import IndexedWriter, KeyedWriter, Writer, WriterState, token_file
@@ -184,7 +185,7 @@ def test_a_shard_that_is_taken_back_is_gone_until_it_is_finished_again(tmp_path:
     assert content(tmp_path) == good
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(12, 30))
 @given(
     lengths=st.lists(st.integers(0, 4), max_size=12),
     cuts=st.lists(st.integers(0, 12), max_size=3),

@@ -273,7 +273,7 @@ class PackedSequenceDataset(Dataset):
         going_on = np.flatnonzero(items.continues)
         if len(going_on):
             after = items.starts[going_on] + items.lengths[going_on]
-            wanted[layout.ends[going_on] - 1] = np.concatenate(self.store.pieces(after, np.ones_like(after), key)) != 0
+            wanted[layout.ends[going_on] - 1] = _joined(self.store, after, np.ones_like(after), key) != 0
         mask &= wanted
         labels[~mask] = IGNORED_LABEL
 
@@ -287,9 +287,9 @@ class PackedSequenceDataset(Dataset):
         if self.loss_mask_key is None:
             supervised = items.lengths - 1 + labelled
         else:
-            marks = np.concatenate([*self.store.pieces(items.starts, items.lengths, self.loss_mask_key), [0]]) != 0
+            marks = np.append(_joined(self.store, items.starts, items.lengths, self.loss_mask_key) != 0, False)
             trained = np.diff(_prefix_sums(marks[:-1])[sums]) - marks[sums[:-1]]
-            supervised = trained + self._marks_after(items, marks[sums[:-1]]) * labelled
+            supervised = trained + self._marks_after(self.loss_mask_key, items, marks[sums[:-1]]) * labelled
         return Counts(
             tokens, np.diff(_prefix_sums(supervised)[items.offsets]), self.max_seq_len - tokens, np.diff(items.offsets)
         )
@@ -304,14 +304,13 @@ class PackedSequenceDataset(Dataset):
         followed[items.offsets[1:] - 1] = False
         return continues | followed
 
-    def _marks_after(self, items: PackItems, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _marks_after(self, key: str, items: PackItems, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(pieces,): the mark of what each piece's last token predicts; ``first`` are those of the first tokens."""
         after = np.append(first[1:], False)
         going_on = np.flatnonzero(items.continues)
         if len(going_on):
-            key = self.loss_mask_key
             places = items.starts[going_on] + items.lengths[going_on]
-            after[going_on] = np.concatenate(self.store.pieces(places, np.ones_like(places), key)) != 0
+            after[going_on] = _joined(self.store, places, np.ones_like(places), key) != 0
         return after
 
     def __getitem__(self, number: int) -> Sample:
@@ -341,6 +340,11 @@ def with_segments(sample: Sample) -> Sample:
     lengths = np.diff(bounds)
     extra: dict[str, Any] = {"seq_lens": lengths, "cu_seqlens": bounds, "max_seqlen": int(lengths.max())}
     return {**sample, **extra}
+
+
+def _joined(store: Store, begins: IntArray, lengths: IntArray, key: str) -> NDArray[Any]:
+    """(tokens,) read-only: the values of a key in ranges of the stream, one after another."""
+    return np.frombuffer(b"".join(store.buffers(begins, lengths, key)), store.dtypes[key])
 
 
 def _prefix_sums(values: NDArray[Any]) -> IntArray:

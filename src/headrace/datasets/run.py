@@ -180,7 +180,12 @@ class Run:
     def draw(self) -> Draw | None:
         """How the slots of a blend's steps are drawn; None: each takes its own position. Steps do not hang on it."""
         blocks = self.block_samples
-        return draw_of(self.plan, self.schedule, self.length, block_samples=blocks, bucketing=self.bucketing)
+        return draw_of(self.plan, self.schedule, self.drawn_end, block_samples=blocks, bucketing=self.bucketing)
+
+    @property
+    def drawn_end(self) -> int | None:
+        """Up to which position slots are drawn: the end of the run."""
+        return self.length
 
     @property
     def fields(self) -> Fields:

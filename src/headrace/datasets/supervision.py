@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 CHECKED_SAMPLES = 1 << 20
 """Samples that are looked at before a run; what is beyond is found ahead of its step, not of the run."""
 
-CHECKED_TOKENS = 1 << 27
-"""Of windows and packs, of whose tokens each has its mark read, so many tokens of samples: about half a second."""
+CHECKED_MARKS = 1 << 24
+"""Of windows and packs, of whose tokens each has its mark read, so many tokens of samples, and"""
+
+CHECKED_ROWS = 1 << 15
+"""so many samples: up to half a second."""
 
 _AT_ONCE = 8192
 
@@ -30,8 +33,13 @@ def check_supervised(run: Run, position: int) -> None:
     end = position + checked if run.length is None else min(run.length, position + checked)
     if position >= end:
         return
-    for step, count in supervised_tokens(run, run.schedule.step_of(position), run.schedule.step_of(end - 1) + 1):
-        refuse_unsupervised(run, step, count)
+    step_of = run.schedule.step_of
+    for begin in range(run.schedule.begin(step_of(position)), end, _AT_ONCE):
+        some = np.arange(begin, min(begin + _AT_ONCE, end), dtype=np.int64)
+        # Steps are counted one by one only where a sample makes it necessary.
+        if not run.count(run.locate(some)).supervised_tokens.all():
+            for step, count in supervised_tokens(run, step_of(begin), step_of(int(some[-1])) + 1):
+                refuse_unsupervised(run, step, count)
 
 
 def refuse_unsupervised(run: Run, step: int, supervised_tokens: int) -> None:
@@ -77,7 +85,7 @@ def _num_checked(run: Run) -> int:
     if run.is_ragged:
         return CHECKED_SAMPLES
     tokens = max(dataset.num_tokens_per_sample for dataset in run.datasets)
-    return max(1, min(CHECKED_SAMPLES, int(CHECKED_TOKENS / max(1.0, tokens))))
+    return max(1, min(CHECKED_ROWS, int(CHECKED_MARKS / max(1.0, tokens))))
 
 
 def _num_samples(run: Run) -> int:

@@ -78,7 +78,7 @@ def members(unit: Any) -> list[Any]:
 KIND = st.sampled_from(sorted(KINDS))
 
 
-@settings(max_examples=cases(25, 500), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(10, 500), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=KIND,
     frame=st.integers(1, 9),

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import energon_mixes
+from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan import Subset
 from headrace.plan.energon import (
@@ -203,7 +204,7 @@ def test_training_order() -> None:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(16, 40), deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any),
     st.integers(1, 3),

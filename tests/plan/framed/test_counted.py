@@ -25,7 +25,7 @@ def walked(lane: Lane, first: int) -> list[Unit]:
     return found
 
 
-@settings(max_examples=cases(40, 400), deadline=None)
+@settings(max_examples=cases(16, 400), deadline=None)
 @given(st.integers(0, 9), st.integers(1, 3), st.integers(1, 30), st.integers(0, 200), st.booleans())
 def test_counted_units(seed: int, outputs: int, frame: int, length: int, is_single: bool) -> None:
     lanes = Lanes(num_lanes=2, frame_positions=frame, num_positions=length + 1)

@@ -50,7 +50,7 @@ def drawn(draw: st.DrawFn) -> tuple[list[int], GPTSampling]:
     return sizes, sampling
 
 
-@settings(max_examples=cases(80, 3000))
+@settings(max_examples=cases(32, 3000))
 @given(drawn(), st.integers(0, 5), st.integers(1, 40))
 def test_orders_pass(given_: tuple[list[int], GPTSampling], first: int, chunk: int) -> None:
     sizes, sampling = given_
@@ -72,7 +72,7 @@ def test_orders_pass(given_: tuple[list[int], GPTSampling], first: int, chunk: i
     assert np.array_equal(np.concatenate(list(again.sample_index_chunks())), found.sample_index)
 
 
-@settings(max_examples=cases(150, 5000))
+@settings(max_examples=cases(60, 5000))
 @given(drawn(), st.data())
 def test_any_change_of_an_entry_is_found(given_: tuple[list[int], GPTSampling], data: st.DataObject) -> None:
     sizes, sampling = given_
@@ -88,7 +88,7 @@ def test_any_change_of_an_entry_is_found(given_: tuple[list[int], GPTSampling], 
     assert faults(changed, sizes, sampling)
 
 
-@settings(max_examples=cases(150, 5000))
+@settings(max_examples=cases(60, 5000))
 @given(drawn(), st.data())
 def test_any_change_of_the_sizes_is_found_or_changes_no_sample(
     given_: tuple[list[int], GPTSampling], data: st.DataObject
@@ -188,7 +188,7 @@ def test_the_number_of_samples_in_float32() -> None:
         assert not faults(found, sizes, sampling)
 
 
-@settings(max_examples=cases(80, 2000))
+@settings(max_examples=cases(32, 2000))
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=9), st.integers(1, 200), st.integers(1, 50), st.data())
 def test_blends(weights: list[float], size: int, chunk: int, data: st.DataObject) -> None:
     datasets, samples = build_blending_indices(weights, size)

@@ -88,7 +88,7 @@ def test_older_eras() -> None:
     assert gpt_facts(old, "") == gpt_facts(middle, "") == GPTFacts(**FACTS)
 
 
-@settings(max_examples=cases(60, 2000))
+@settings(max_examples=cases(24, 2000))
 @given(
     st.fixed_dictionaries(
         {

@@ -20,7 +20,7 @@ from plan.megatron import plainly
 NUMBERS = st.integers(1, 5)
 
 
-@settings(max_examples=cases(150, 3000), deadline=None)
+@settings(max_examples=cases(60, 3000), deadline=None)
 @given(st.integers(1, 80), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 6))
 def test_each_rank_takes_the_batches_of_the_sampler(
     total: int, size: int, ranks: int, sharded: bool, epoch: int
@@ -41,7 +41,7 @@ def test_each_rank_takes_the_batches_of_the_sampler(
     assert len(np.unique(found)) == active, "no sample twice in an epoch"
 
 
-@settings(max_examples=cases(80, 1000), deadline=None)
+@settings(max_examples=cases(32, 1000), deadline=None)
 @given(st.integers(1, 50), NUMBERS, NUMBERS, st.booleans(), st.lists(st.integers(0, 400), max_size=30))
 def test_any_positions_in_any_order(total: int, size: int, ranks: int, sharded: bool, wanted: list[int]) -> None:
     """Whatever was asked for before: the permutations that are kept change nothing."""

@@ -54,7 +54,8 @@ def test_a_probe_is_made_once(family: Any, probes: list[str], folder: Path, monk
     choose(content, "encode")
     choose(content.replace(b'"version"', b'"version" ', 1))
     assert len(probes) == 3
-    for name, value in (("__version__", "99"), ("installed_version", lambda library: "99")):
+    other_code = str(folder / "kept_probes.py")
+    for name, value in (("__file__", other_code), ("installed_version", lambda library: "99")):
         with monkeypatch.context() as patch:
             patch.setattr(kept_probes, name, value)
             choose(content)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from counts import cases
 from headrace.prepare.backends import memory
 from headrace.prepare.backends.fastokens import FastokensBackend
 from headrace.prepare.backends.gigatoken import GigatokenBackend
@@ -38,7 +39,7 @@ def test_same_ids(library: str, name: str, family: Any) -> None:
     text = st.lists(st.one_of(st.sampled_from(words), st.characters(exclude_categories=["Cs", "Cn"])), max_size=30)
 
     @given(texts=st.lists(text.map("".join), max_size=6))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=cases(16, 40), deadline=None)
     def check(texts: list[str]) -> None:
         ours, theirs = fast.encode(texts), truth.encode(texts)
         assert ours.ids.dtype == np.uint32

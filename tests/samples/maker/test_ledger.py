@@ -95,7 +95,7 @@ def check(made: Made, records: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-@settings(max_examples=cases(40, 1500), deadline=None)
+@settings(max_examples=cases(16, 1500), deadline=None)
 @given(st.data())
 def test_everything_is_accounted_for_however_it_is_cut(kind: str, data: st.DataObject) -> None:
     recipe = data.draw(recipes(kind))
@@ -119,7 +119,7 @@ def test_everything_is_accounted_for_however_it_is_cut(kind: str, data: st.DataO
     assert both == made.counts
 
 
-@settings(max_examples=cases(60, 2000), deadline=None)
+@settings(max_examples=cases(24, 2000), deadline=None)
 @given(st.lists(messages, min_size=1, max_size=3))
 def test_only_what_an_assistant_says_is_trained(talks: list[Any]) -> None:
     """Whatever the others write, the template's own markers too: by the text between the bytes of trained tokens."""

@@ -196,7 +196,7 @@ def test_truncation_by_turns(over_long: Any) -> None:
     assert dropped.reason == "supervision_cut"
 
 
-@settings(max_examples=cases(40, 1_000), deadline=None)
+@settings(max_examples=cases(16, 1_000), deadline=None)
 @given(st.data(), st.sampled_from(sorted(FAMILIES)))
 def test_truncation_of_any_conversation(data: st.DataObject, family: str) -> None:
     """Tokens in = kept + cut + dropped, and no sample is too long."""

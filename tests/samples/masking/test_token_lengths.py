@@ -50,7 +50,7 @@ def test_masks_are_those_of_offsets(name: str) -> None:
     assert sums.sums_lengths
     offsets._lengths = None
 
-    @settings(max_examples=cases(60, 3_000), deadline=None)
+    @settings(max_examples=cases(24, 3_000), deadline=None)
     @given(st.lists(TEXTS, min_size=1, max_size=3), st.data())
     def check(texts: list[str], data: st.DataObject) -> None:
         places = np.unique([byte_places(text)[at] + base for text, at, base in borders(texts, data)])

@@ -59,7 +59,7 @@ def test_spans_are_those_of_each_text(kind: str) -> None:
     encoder = SpanEncoder(content)
     truth: Any = Tokenizer.from_str(content.decode())
 
-    @settings(max_examples=cases(40, 2_000), deadline=None)
+    @settings(max_examples=cases(16, 2_000), deadline=None)
     @given(st.lists(TEXTS, min_size=1, max_size=4))
     def check(texts: list[str]) -> None:
         spanned = encoder.encode(texts)
@@ -142,7 +142,7 @@ def spans_and_stretches(draw: st.DrawFn) -> tuple[Spanned, np.ndarray[Any, Any]]
     return Spanned(ids, np.array([len(sizes)]), begins[chosen], ends[chosen], in_order), stretches
 
 
-@settings(max_examples=cases(300, 10_000))
+@settings(max_examples=cases(120, 10_000))
 @given(spans_and_stretches(), st.booleans())
 def test_masks_by_a_plain_loop(drawn: tuple[Spanned, np.ndarray[Any, Any]], straddling: bool) -> None:
     spanned, stretches = drawn
@@ -169,7 +169,7 @@ def test_trained_tokens_lie_in_the_answers(kind: str) -> None:
     options = MaskOptions(on_empty_turn="allow", on_no_supervised="allow", on_untrained_end="allow")
     masker = Masker(masks_made.template("chatml"), masks_made.tokenizer_json(kind), options=options)
 
-    @settings(max_examples=cases(40, 2_000), deadline=None)
+    @settings(max_examples=cases(16, 2_000), deadline=None)
     @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3))
     def check(exchanges: list[tuple[str, str]]) -> None:
         messages = []

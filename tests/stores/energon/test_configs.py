@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counts import cases
 from headrace.errors import ConfigError, StoreError
 from headrace.stores.energon import read_dataset, read_info, read_splits, write_info, write_splits
 from headrace.stores.energon.braces import MAX_EXPANDED, collapse, expand
@@ -96,7 +97,7 @@ def test_braces_stand_for_a_bounded_number_of_names(pattern: str) -> None:
 
 
 @given(st.lists(st.from_regex(r"[a-b_]{0,2}[0-9]{1,3}[a_]?[0-9]{0,2}\.tar", fullmatch=True), max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(80, 200), deadline=None)
 def test_collapsed_names_stand_for_the_names(names: list[str]) -> None:
     patterns = collapse(sorted(names))
     assert [name for pattern in patterns for name in expand(pattern, "x")] == sorted(names)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from counts import cases
 from headrace.stores.tar.headers import MAX_EXTENSIONS, HeaderError, Member, next_member, plain_member
 from headrace.stores.tar.names import sample_part
 from tars_made import member, tar_bytes
@@ -60,7 +61,7 @@ def members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
     return info, content
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=cases(100, 250), deadline=None)
 @given(st.lists(members(), max_size=6), st.sampled_from(FORMATS))
 def test_as_tarfile_reads_them(drawn: list[tuple[tarfile.TarInfo, bytes]], layout: int) -> None:
     fitting = []
@@ -91,7 +92,7 @@ def test_most_members_are_plain() -> None:
         assert plain_member(memoryview(data)[-512:]) is None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=cases(160, 400), deadline=None)
 @given(st.text("ab._/-é\n", max_size=12), st.booleans())
 @example("adir/.hid", True)
 @example("a.b/.hid", True)

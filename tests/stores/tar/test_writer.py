@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counts import cases
 from headrace.errors import ConfigError, OutputError
 from headrace.stores.tar.index import index_path, read_index
 from headrace.stores.tar.scan import scan_shard
@@ -42,7 +43,7 @@ def write(path: Path, samples: dict[str, dict[str, bytes]]) -> TarWriter:
     return writer
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(24, 60), deadline=None)
 @given(samples=st.dictionaries(KEYS, PARTS, min_size=1, max_size=5))
 def test_bytes_are_those_of_tarfile(samples: dict[str, dict[str, bytes]], tmp_path_factory: pytest.TempPathFactory):
     path = tmp_path_factory.mktemp("tar") / "a.tar"

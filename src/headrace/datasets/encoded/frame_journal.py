@@ -48,15 +48,12 @@ class JournalFile:
             with self._path.open("a+b") as file:
                 file.seek(0)
                 data = file.read()
-                if not data.startswith(head) and not head.startswith(data):
-                    raise ConfigError(
-                        f"{self._path}: is the journal of another run, or none: give this run a file of its own"
-                    )
+                _check_head(self._path, data, [head])
                 file.truncate(_HEAD_BYTES + whole_bytes(data[_HEAD_BYTES:]) if len(data) >= _HEAD_BYTES else 0)
                 if len(data) < _HEAD_BYTES:
                     file.write(head)
         except OSError as error:
-            raise self._refused(error) from error
+            raise _refused(self._path, error) from error
 
     def add(self, marks: Iterable[LaneState]) -> None:
         """Frames that were begun. Raises OutputError: they cannot be written."""
@@ -67,10 +64,34 @@ class JournalFile:
             with self._path.open("ab", buffering=0) as file:
                 file.write(data)
         except OSError as error:
-            raise self._refused(error) from error
+            raise _refused(self._path, error) from error
 
-    def _refused(self, error: OSError) -> OutputError:
-        return OutputError(f"{self._path}: the journal cannot be written: {error.strerror}")
+
+def check_journal(path: str | os.PathLike[str], runs: Iterable[Mapping[str, str]]) -> None:
+    """Look before a run begins whether its journal can be written; what stands in it stays as it is.
+
+    Args:
+        path: of one rank.
+        runs: hashes of the recipes that it may be of.
+
+    Raises:
+        ConfigError, OutputError: as `JournalFile`.
+    """
+    try:
+        with Path(path).open("a+b") as file:
+            file.seek(0)
+            _check_head(Path(path), file.read(_HEAD_BYTES), [head_of(hashes) for hashes in runs])
+    except OSError as error:
+        raise _refused(Path(path), error) from error
+
+
+def _check_head(path: Path, data: bytes, heads: list[bytes]) -> None:
+    if not any(data.startswith(head) or head.startswith(data) for head in heads):
+        raise ConfigError(f"{path}: is the journal of another run, or none: give this run a file of its own")
+
+
+def _refused(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"{path}: the journal cannot be written: {error.strerror}")
 
 
 def are_journals_of(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str]) -> bool:

@@ -192,6 +192,12 @@ class FramedRun:
         before = self._in_turn()
         return before if before.recipe.hashes() == hashes else self
 
+    @property
+    def journal_hashes(self) -> list[dict[str, str]]:
+        """The hashes of this run and of the one before positions were drawn: a journal may be of either."""
+        runs = [self] if self.lanes.key is None else [self, self._in_turn()]
+        return [run.recipe.hashes() for run in runs]
+
     def _in_turn(self) -> FramedRun:
         """The same run whose lanes take positions in turn."""
         lanes = msgspec.structs.replace(self.lanes, key=None)

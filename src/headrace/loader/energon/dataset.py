@@ -94,7 +94,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
         schedule = self.global_batch_size
         if schedule is None:
             schedule = BatchSchedule.of([(0, position), (1, self.together)] if position else self.together)
-        return Run(self.stream.data, global_batch_size=schedule, order=self.stream.order, samples=end)
+        return _PassRun(self, position, global_batch_size=schedule, samples=end)
 
     def ends_at(self, position: int) -> tuple[int, ...]:
         """Of a position before which all samples were given: itself, if it is within a step of the stream."""
@@ -128,6 +128,22 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
         kind = "training" if self.training else "validation"
         units = "" if self.framed is None else f" {self.framed.data.describe()},"
         return f"<EnergonDataset: {kind}, batches of {self.batch_size:,},{units} {self.stream.data!r}>"
+
+
+class _PassRun(Run):
+    """A pass from a position on, in whose last step slots are drawn up to its end, whatever these ranks leave out."""
+
+    def __init__(
+        self, dataset: EnergonDataset, position: int, *, global_batch_size: BatchSchedule | int, samples: int | None
+    ) -> None:
+        stream = dataset.stream
+        super().__init__(stream.data, global_batch_size=global_batch_size, order=stream.order, samples=samples)
+        self._drawn_end = dataset.pass_end(position) if dataset.tail == "drop" else self.length
+
+    @property
+    def drawn_end(self) -> int | None:
+        """Up to which position slots are drawn."""
+        return self._drawn_end
 
 
 def in_own_order(

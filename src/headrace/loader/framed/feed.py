@@ -11,7 +11,7 @@ from weakref import proxy
 import numpy as np
 
 from headrace.datasets import FramedRun
-from headrace.datasets.encoded.frame_journal import JournalFile
+from headrace.datasets.encoded.frame_journal import JournalFile, check_journal
 from headrace.errors import ConfigError, StateError
 from headrace.loader.exchange import largest
 from headrace.loader.faults import Given, merged
@@ -67,6 +67,8 @@ class FramedFeed:
         self._reading = reading
         self._pin = pins(reading)
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
+        if journal is not None:
+            check_journal(journal, run.journal_hashes)
         self._journal = journal
         self._file: JournalFile | None = None
         self._workers = self._make_workers() if reading.num_workers else None
