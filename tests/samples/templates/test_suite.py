@@ -87,7 +87,7 @@ def test_blocks_hold_content_and_end_of_turn(name: str) -> None:
     assert "Bye.\n\nReally." in within[1]
     end = compiled.end_of_turn
     if end is None:
-        assert name in ("falcon-generation", "glm4-generation", "glm4.5-generation")
+        assert name in ("falcon-generation", "glm4-generation", "glm4.5-generation", "glm4.5-keep-generation")
     else:
         assert within[1].endswith(end)
     for text in within:

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import yaml
 
-from headrace.errors import InputError
+from headrace.errors import HeadraceError, InputError
 from headrace.io import atomic_write, file_sum
+from headrace.prepare.energon.fitting import Misfit, find_misfit
 from headrace.prepare.energon.options import EnergonOptions
 from headrace.prepare.energon.report import EnergonReport
 from headrace.prepare.energon.scanning import MAX_PARTS
@@ -73,7 +74,7 @@ class Finisher:
         if written:
             work.commit(remove=remove, indexed=read, moves=written)
         work.finish()
-        return self._report(indexed, names, new, parts, tuple(written), uuid)
+        return self._report(indexed, names, new, parts, tuple(written), uuid, self._misfit(names))
 
     def _stage_split(
         self,
@@ -163,6 +164,20 @@ class Finisher:
         atomic_write(staged / STATE_NAME, encode_state(state))
         return [*written, INFO_NAME]
 
+    def _misfit(self, names: Sequence[str]) -> Misfit | None:
+        """What the field map does not fit, of a ``dataset.yaml`` made now or before; said, and no error."""
+        name = self._options.dataset.name
+        if self._options.index_only or not (self._meta / name).exists():
+            return None
+        try:
+            misfit = find_misfit(self._root, name, names)
+        except HeadraceError as error:
+            self._on_notice(f"{name}: whether its field map fits cannot be seen: {error}")
+            return None
+        if misfit is not None:
+            self._on_notice(f"{name}: {misfit}")
+        return misfit
+
     def _old_uuid(self) -> str | None:
         try:
             return (self._meta / UUID_NAME).read_text()
@@ -177,6 +192,7 @@ class Finisher:
         parts: Parts,
         written: tuple[str, ...],
         uuid: str | None,
+        misfit: Misfit | None,
     ) -> EnergonReport:
         states = indexed.states
         part_names = sorted({part for state in states.values() for part in state.parts})
@@ -199,6 +215,7 @@ class Finisher:
             else sum(state.media for state in states.values()),
             uuid=None if self._options.index_only else uuid,
             written=written,
+            misfit=misfit,
         )
 
 

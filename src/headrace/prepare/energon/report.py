@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.prepare.energon.fitting import Misfit
 from headrace.prepare.energon.state import ShardFault
 
 Kind = Literal["shards", "jsonl", "media", "metadataset"]
@@ -41,6 +42,7 @@ class EnergonReport(msgspec.Struct, frozen=True, kw_only=True):
         media: media whose facts are in the index; None where none were asked for.
         uuid: of the index; None where there is none.
         written: files of ``.nv-meta`` that are new, or the files that were written.
+        misfit: samples that the field map of ``dataset.yaml`` does not fit; None where all fit that were looked at.
     """
 
     kind: Kind
@@ -59,6 +61,7 @@ class EnergonReport(msgspec.Struct, frozen=True, kw_only=True):
     media: int | None = None
     uuid: str | None = None
     written: tuple[str, ...] = ()
+    misfit: Misfit | None = None
 
 
 class EnergonProgress(msgspec.Struct, frozen=True, kw_only=True):
