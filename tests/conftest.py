@@ -36,6 +36,23 @@ settings.load_profile("headrace")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out variants of tests that are marked as ``sampled``."""
+    if counts.FULL:
+        return
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for variants in groups.values():
+        marker = variants[0].get_closest_marker("sampled")
+        kept = counts.spread(len(variants), marker.args[0] if marker is not None else 0)
+        left_out.update(item for number, item in enumerate(variants) if number not in kept)
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is kept in the cache folder is neither the user's nor that of another session."""

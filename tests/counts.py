@@ -19,6 +19,13 @@ def cases(few: int, full: int) -> int:
     return full if FULL else few
 
 
+def spread(count: int, wanted: int) -> set[int]:
+    """``wanted`` of the numbers below ``count``, spread evenly, the first and the last among them; all if they are few."""
+    if count <= wanted:
+        return set(range(count))
+    return {round(number * (count - 1) / max(wanted - 1, 1)) for number in range(wanted)}
+
+
 def python_steps(action: Callable[[], Any]) -> int:
     """Lines of Python that an action runs: what it costs, however busy the machine is."""
     steps = 0

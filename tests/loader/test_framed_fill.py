@@ -84,6 +84,7 @@ class Chosen(Lengths):
 
 @pytest.mark.parametrize("name", ["sft", "web", "bimodal", "long"])
 @pytest.mark.parametrize("encoder", [Lengths, Chosen])
+@pytest.mark.sampled(3)
 def test_packs_on_the_fly_are_full(texts: MediaDataset, encoder: type[Lengths], name: str) -> None:
     """Frames of 1,000 samples; those of the four frames that a run begins with, so that nothing is flushed."""
     form = BestFit(ROOM) if encoder is Lengths else None

@@ -31,6 +31,7 @@ SUITABLE = [
 
 
 @pytest.mark.parametrize(("library", "name"), SUITABLE)
+@pytest.mark.sampled(5)
 def test_same_ids(library: str, name: str, family: Any) -> None:
     content = family.make(name)
     fast = FAST[library](content, "encode")

@@ -45,6 +45,7 @@ def only(index: int, count: int) -> Any:
     ("name", "special"),
     [("gpt2", "encode"), ("gpt2", "literal"), ("cl100k", "error"), ("o200k", "encode"), ("llama3", "literal")],
 )
+@pytest.mark.sampled(2)
 def test_the_first_of_the_fast_ones(name: str, special: Any, family: Any) -> None:
     choice = choose_backend(family.make(name), wanted="auto", special=special)
     assert choice.name == "fastokens"
@@ -141,6 +142,7 @@ WRONG = [swap_two_merges, drop_last_merge, exchange_two_ids, change_added_id, dr
 @pytest.mark.parametrize(
     ("library", "change"), [*(("gigatoken", change) for change in WRONG), ("fastokens", swap_two_merges)]
 )
+@pytest.mark.sampled(2)
 def test_a_library_with_another_tokeniser_is_found_out(
     change: Any, library: str, family: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def check_equal(content: bytes, special: Any, examples: int = 25) -> Any:
         if pre_tokenizer != "first" or normalizer in ("none", "NFKC", "prepend")
     ],
 )
+@pytest.mark.sampled(7)
 def test_same_ids(normalizer: str, pre_tokenizer: str, family: Any) -> None:
     content = variant(family, normalizer, pre_tokenizer)
     fast = check_equal(content, "encode")
@@ -132,6 +133,7 @@ def test_same_ids(normalizer: str, pre_tokenizer: str, family: Any) -> None:
 @pytest.mark.parametrize("special", ["encode", "literal"])
 @pytest.mark.parametrize("normalizer", ["none", "NFKC"])
 @pytest.mark.parametrize("falls_back", [False, True])
+@pytest.mark.sampled(3)
 def test_added_tokens_that_look_beside_them(special: Any, normalizer: str, falls_back: bool, family: Any) -> None:
     fast = check_equal(variant(family, normalizer, "first", odd=True, falls_back=falls_back), special, 50)
     before = fast.num_routed

@@ -45,10 +45,12 @@ def prepare(root: Path, **options: Any) -> tuple[EnergonReport, list[str]]:
 
 
 def content(root: Path) -> dict[str, bytes]:
-    """All files but the tars, and the times within them."""
+    """All files but the tars, and the times within them, which the state's own hash is of too."""
     paths = sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".tar")
     found = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
-    found[".nv-meta/headrace.json"] = re.sub(rb'"mtime_ns": \d+', b"", found[".nv-meta/headrace.json"])
+    found[".nv-meta/headrace.json"] = re.sub(
+        rb'"mtime_ns": \d+|"xxh3_128": "\w+"', b"", found[".nv-meta/headrace.json"]
+    )
     return found
 
 

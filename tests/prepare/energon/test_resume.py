@@ -33,7 +33,9 @@ def content(root: Path) -> dict[str, bytes]:
     """All files, without the times within them; nothing else is left."""
     paths = sorted(path for path in root.rglob("*") if path.is_file())
     found = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
-    found[".nv-meta/headrace.json"] = re.sub(rb'"mtime_ns": \d+', b"", found[".nv-meta/headrace.json"])
+    found[".nv-meta/headrace.json"] = re.sub(
+        rb'"mtime_ns": \d+|"xxh3_128": "\w+"', b"", found[".nv-meta/headrace.json"]
+    )
     return found
 
 

@@ -103,6 +103,7 @@ def test_with_real_workers(
 
 @pytest.mark.usefixtures("small_run")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(2)
 def test_killed_at_any_moment_and_continued(
     inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path, case: str
 ) -> None:
@@ -337,6 +338,7 @@ def test_the_hash_of_files(wanted: dict[str, dict[str, bytes]], tmp_path: Path) 
 @pytest.mark.usefixtures("small_run")
 @pytest.mark.parametrize("torn", ["surveys/*.survey", "surveys/*.spool", "done/*.done", "shards/*.tar", "shards/*.idx"])
 @pytest.mark.parametrize("cut", [0, 5])
+@pytest.mark.sampled(3)
 def test_files_torn_by_a_loss_of_power(
     inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path, torn: str, cut: int
 ) -> None:

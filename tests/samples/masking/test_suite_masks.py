@@ -54,6 +54,7 @@ def rows(batch: MaskedBatch) -> list[tuple[list[int], list[int]]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sampled(19)
 def test_all_ways_give_the_same(family: str) -> None:
     """From blocks or from prefixes, quickly or thoroughly, as for evidence; and the ids are those of the whole."""
     plain = masks_made.masker(family, **masks_made.LENIENT)
@@ -79,6 +80,7 @@ def test_all_ways_give_the_same(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+@pytest.mark.sampled(37)
 def test_no_word_of_a_user_is_trained(family: str, kind: str) -> None:
     """A user who writes the markers of an assistant, and an assistant who writes those of a user."""
     masker = masks_made.masker(family, kind, **masks_made.LENIENT)

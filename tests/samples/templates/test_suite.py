@@ -98,6 +98,7 @@ def test_blocks_hold_content_and_end_of_turn(name: str) -> None:
 @pytest.mark.parametrize("name", STABLE)
 @settings(max_examples=cases(4, 60), deadline=None)
 @given(data=st.data())
+@pytest.mark.sampled(17)
 def test_prefixes_are_how_the_whole_begins(name: str, data: st.DataObject) -> None:
     messages = data.draw(talks.talks(FAMILIES[name]))
     spans = iter(template(name + "-generation").render(messages).generation_spans)
