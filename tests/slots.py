@@ -13,6 +13,11 @@ def positions_of(run: Run, slots: IntArray) -> IntArray:
     return slots if run.draw is None else run.draw.positions(slots)
 
 
+def slots_of(run: Run, positions: IntArray) -> IntArray:
+    """(n,) int64: the slot that takes each position."""
+    return positions if run.draw is None else run.draw.slots(np.sort(positions))
+
+
 def first_positions(run: Run, num_slots: int) -> list[int]:
     """The positions of the first slots, in order of their numbers."""
     return sorted(positions_of(run, np.arange(num_slots)).tolist())

@@ -189,7 +189,7 @@ def test_a_step_of_windows_without_a_label_is_named(tmp_path: Path, monkeypatch:
     run = Run(dataset, global_batch_size=1, order=IN_ORDER, epochs=1)
     with pytest.raises(ConfigError, match="step 2 has no supervised token"):
         next(iter(Loader(run, micro_batch_size=1)))
-    monkeypatch.setattr("headrace.datasets.supervision.CHECKED_TOKENS", 30)
+    monkeypatch.setattr("headrace.datasets.supervision.CHECKED_MARKS", 30)
     run.check_supervised(4)  # three windows from there on are looked at
     with pytest.raises(ConfigError, match="step 7"):
         run.check_supervised(5)

@@ -280,16 +280,19 @@ def test_killed_at_any_moment(opened: Opened, tmp_path_factory: pytest.TempPathF
         fitted = leg.fitting(run, begin)
         whole = [position for position, _ in life]
         assert len(set(whole)) == len(whole), "no sample twice in a life"
-        missing = set(range(begin, max(whole, default=begin - 1) + 1)) - set(whole)
+        taken = set(slots.slots_of(run, np.array(whole, dtype=np.int64)).tolist())
+        missing = set(range(begin, max(taken, default=begin - 1) + 1)) - taken
         assert len(missing) < fitted.world_size * fitted.micro_batch_size
         for position, row in life:
             assert seen.setdefault(position, row) == row, "what was undone comes again in the same bytes"
         if checkpoint.exists():
             saved = json.loads(checkpoint.read_bytes())["position"]
             assert saved >= begin
-            assert seen.keys() >= set(range(saved)), "all that a state says was delivered"
-    whole_until = next(position for position in range(len(seen) + 1) if position not in seen)
-    check(run, opened, {position: seen[position] for position in range(whole_until)})
+            assert seen.keys() >= set(slots.first_positions(run, saved)), "all that a state says was delivered"
+    most = len(seen) if run.length is None else min(len(seen), run.length)
+    in_turn = slots.positions_of(run, np.arange(most)).tolist()
+    whole_until = next((slot for slot, position in enumerate(in_turn) if position not in seen), most)
+    check(run, opened, {position: seen[position] for position in in_turn[:whole_until]})
 
 
 def test_the_sources_are_what_they_are_meant_to_be(opened: Opened) -> None:
