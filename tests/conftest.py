@@ -81,6 +81,14 @@ def warm_process() -> Iterator[warm.Warm]:
     process.close()
 
 
+@pytest.fixture(scope="session")
+def warm_torch() -> Iterator[warm.Warm]:
+    """What programs with torch can start from, as the ranks of a job."""
+    process = warm.Warm(["headrace.loader.energon", "torch.distributed.device_mesh"], ("-W", "ignore"))
+    yield process
+    process.close()
+
+
 @pytest.fixture
 def warm_workers(warm_process: warm.Warm) -> Iterator[None]:
     """Workers are processes of their own, but have their modules already."""

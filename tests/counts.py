@@ -20,7 +20,7 @@ def cases(few: int, full: int) -> int:
 
 
 def spread(count: int, wanted: int) -> set[int]:
-    """``wanted`` of the numbers below ``count``, spread evenly, the first and the last among them; all if they are few."""
+    """So many of the numbers below ``count``, spread evenly, the first and the last among them; all if they are few."""
     if count <= wanted:
         return set(range(count))
     return {round(number * (count - 1) / max(wanted - 1, 1)) for number in range(wanted)}

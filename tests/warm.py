@@ -25,7 +25,7 @@ import traceback
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -119,6 +119,36 @@ class Warm:
             errors=2,
             passed=passed,
         )
+
+
+class Ended(NamedTuple):
+    """A process that has ended, and what it said."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def together(process: Warm, programs: list[list[str]], folder: Path, timeout: float) -> list[Ended]:
+    """Run programs at the same time, ``FILE ...`` each; none outlives the call. Their output is kept in a folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    running: list[Started] = []
+    paths = [(folder / f"output-{number}", folder / f"errors-{number}") for number in range(len(programs))]
+    try:
+        for program, (said, failed) in zip(programs, paths, strict=True):
+            with said.open("wb") as output, failed.open("wb") as errors:
+                running.append(
+                    process.start(
+                        program, environment=environment, output=output.fileno(), errors=errors.fileno(), passed=-1
+                    )
+                )
+        codes = [one.wait(timeout) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    return [
+        Ended(code, said.read_text(), failed.read_text()) for code, (said, failed) in zip(codes, paths, strict=True)
+    ]
 
 
 @contextlib.contextmanager

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import framed_encoders
+import warm
 from counts import PATIENCE_S
 from headrace import Blend, ConfigError, MediaDataset, StateError
 from headrace.datasets import Framed
@@ -308,28 +306,14 @@ def test_what_does_not_go_in_validation(root: Path, more: dict[str, Any], match:
         validation(root, config(), **more)
 
 
-def test_one_process_saves_for_all_and_hands_the_state_to_all(root: Path, tmp_path: Path) -> None:
-    script = Path(__file__).parent / "energon_ranks.py"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(root), str(tmp_path / "meeting"), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
+def test_one_process_saves_for_all_and_hands_the_state_to_all(
+    root: Path, tmp_path: Path, warm_torch: warm.Warm
+) -> None:
+    command = [str(Path(__file__).parent / "energon_ranks.py"), str(root), str(tmp_path / "meeting")]
     told = []
-    try:
-        for process in ranks:
-            output, errors = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, errors
-            told.append(json.loads(output))
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+    for ended in warm.together(warm_torch, [[*command, str(rank)] for rank in range(2)], tmp_path, PATIENCE_S):
+        assert ended.code == 0, ended.errors
+        told.append(json.loads(ended.output))
     given: dict[str, Any] = {"worker_config": WorkerConfig(0, 1, 0), **encoder_of("packs"), "num_lanes": LANES}
     whole = get_loader(get_train_dataset(root, **given))
     numbers = dict(

@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -19,6 +17,7 @@ import pytest
 
 import framed_made
 import media_texts
+import warm
 from counts import PATIENCE_S
 from headrace import Balance, ConfigError, Loader, MediaDataset, Order, Ranks, Reading, Run, StateError, WorkerError
 from headrace.datasets import Framed, FramedRun
@@ -316,33 +315,15 @@ def test_serving_says_what_it_costs(run: FramedRun, caplog: pytest.LogCaptureFix
     assert "encoded 2.00 times" in caplog.text
 
 
-def test_all_ranks_end_together_and_gather_their_states(place: Path, tmp_path: Path) -> None:
+def test_all_ranks_end_together_and_gather_their_states(place: Path, tmp_path: Path, warm_torch: warm.Warm) -> None:
     """Two processes with a collective of their own at every step; lanes end at different units."""
     samples = 37
-    started = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                str(SCRIPT),
-                str(place),
-                str(tmp_path / "meeting"),
-                str(rank),
-                "2",
-                str(samples),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    command = [str(SCRIPT), str(place), str(tmp_path / "meeting")]
+    programs = [[*command, str(rank), "2", str(samples)] for rank in range(2)]
     said = []
-    for process in started:
-        output, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, errors
-        said.append(json.loads(output))
+    for ended in warm.together(warm_torch, programs, tmp_path, PATIENCE_S):
+        assert ended.code == 0, ended.errors
+        said.append(json.loads(ended.output))
     run = framed_made.framed_run("singles", [place], samples=samples)
     alone = [n for batch in Loader(run, micro_batch_size=4) for n in batch["unit_numbers"].tolist()]
     first, second = (one["taken"] for one in said)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import corpora
+import warm
 from counts import PATIENCE_S
 from headrace import ConfigError, Ranks
 
@@ -35,29 +34,16 @@ def test_impossible_ranks_are_refused(rank: int, world_size: int) -> None:
         Ranks(rank, world_size)
 
 
-def processes(tmp_path: Path, num: int, case: str) -> list[tuple[int, str, str]]:
-    """``num`` processes of one gloo group over a small store: (exit code, output, errors) of each."""
+def processes(process: warm.Warm, tmp_path: Path, num: int, case: str) -> list[warm.Ended]:
+    """``num`` processes of one gloo group over a small store."""
     corpora.make(tmp_path / "store", 5, 50)
-    command = [sys.executable, "-W", "ignore", str(WORKER), str(tmp_path / "store" / "shard-0")]
-    started = [
-        subprocess.Popen(
-            [*command, str(tmp_path / "meeting"), str(rank), str(num), case],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(num)
-    ]
-    ended = []
-    for process in started:
-        output, errors = process.communicate(timeout=PATIENCE_S)
-        ended.append((process.returncode, output, errors))
-    return ended
+    command = [str(WORKER), str(tmp_path / "store" / "shard-0"), str(tmp_path / "meeting")]
+    return warm.together(process, [[*command, str(rank), str(num), case] for rank in range(num)], tmp_path, PATIENCE_S)
 
 
-def test_peers_of_a_data_parallel_rank_get_the_same_bytes(tmp_path: Path) -> None:
+def test_peers_of_a_data_parallel_rank_get_the_same_bytes(tmp_path: Path, warm_torch: warm.Warm) -> None:
     """A 2 x 2 mesh of data- and tensor-parallel ranks, and the group of its data-parallel dimension."""
-    ended = processes(tmp_path, 4, "mesh")
+    ended = processes(warm_torch, tmp_path, 4, "mesh")
     assert [code for code, _, _ in ended] == [0] * 4, ended
     said = [json.loads(output) for _, output, _ in ended]
     assert [one["mesh"] for one in said] == [one["group"] for one in said] == [[0, 2], [0, 2], [1, 2], [1, 2]]
@@ -79,14 +65,16 @@ def test_peers_of_a_data_parallel_rank_get_the_same_bytes(tmp_path: Path) -> Non
         ("same rank", "hold the data-parallel ranks [0, 0] of 2"),
     ],
 )
-def test_a_mismatch_between_processes_is_refused(tmp_path: Path, case: str, message: str) -> None:
-    for code, _, errors in processes(tmp_path, 2, case):
+def test_a_mismatch_between_processes_is_refused(
+    tmp_path: Path, warm_torch: warm.Warm, case: str, message: str
+) -> None:
+    for code, _, errors in processes(warm_torch, tmp_path, 2, case):
         assert code != 0
         assert message in errors
 
 
-def test_the_process_group_gives_the_rank(tmp_path: Path) -> None:
-    ended = processes(tmp_path, 2, "detect")
+def test_the_process_group_gives_the_rank(tmp_path: Path, warm_torch: warm.Warm) -> None:
+    ended = processes(warm_torch, tmp_path, 2, "detect")
     assert [code for code, _, _ in ended] == [0] * 2, ended
     said = [json.loads(output) for _, output, _ in ended]
     assert [one["detected"] for one in said] == [[0, 2], [1, 2]]
