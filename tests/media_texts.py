@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from counts import PATIENCE_S
 from energon_prepared import prepared
 from headrace import MediaDataset
 from headrace.samples.media import TextSample
@@ -47,7 +48,7 @@ def dies(parts: dict[str, Any]) -> dict[str, Any]:
 
 def hangs(parts: dict[str, Any]) -> dict[str, Any]:
     if parts["txt"] == str(BAD):
-        time.sleep(60)
+        time.sleep(PATIENCE_S)
     return {"text": parts["txt"]}
 
 
@@ -89,7 +90,7 @@ def stops(parts: dict[str, Any]) -> dict[str, Any]:
 def holds_the_interpreter(parts: dict[str, Any]) -> dict[str, Any]:
     """As a library does that waits without letting other threads run."""
     if parts["txt"] == str(BAD):
-        ctypes.PyDLL(None).sleep(60)
+        ctypes.PyDLL(None).sleep(PATIENCE_S)
     return {"text": parts["txt"]}
 
 
@@ -116,5 +117,5 @@ def slow(parts: dict[str, Any]) -> dict[str, Any]:
 def arrays(parts: dict[str, Any]) -> dict[str, Any]:
     """Large enough to go through shared memory; one of them holds the interpreter."""
     if parts["txt"] == "21":
-        ctypes.PyDLL(None).sleep(60)
+        ctypes.PyDLL(None).sleep(PATIENCE_S)
     return {"text": np.full(200_000, int(parts["txt"]), dtype=np.int64)}

@@ -64,7 +64,9 @@ def test_ended_and_continued(
         output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number
     kept = "note: what is done so far is kept: the same command goes on from there\n"
-    assert (output, errors) == ("", kept + {2: "interrupted\n", 15: "terminated\n"}[number])
+    # On a slow machine it also said how far it was.
+    said = "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("encoding "))
+    assert (output, said) == ("", kept + {2: "interrupted\n", 15: "terminated\n"}[number])
     assert [path.name for path in Path("out").iterdir()] == [WORK_NAME]
 
     Path("slow").unlink()

@@ -266,7 +266,7 @@ def work(job: Job, leg: Leg, root: Path, checkpoint: Path, writing: int) -> None
             return
 
 
-@settings(max_examples=cases(12, 200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(6, 200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(DRAWN)
 def test_killed_at_any_moment(opened: Opened, tmp_path_factory: pytest.TempPathFactory, rng: Random) -> None:
     job, lives = jobs(rng), legs(rng, most=4)

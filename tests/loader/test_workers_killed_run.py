@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -39,10 +40,7 @@ def main():
     iterator = iter(loader)
     kept = [next(iterator) for _ in range(3 if how == "kill" else 1)]
     globals()["kept"] = loader, iterator, kept
-    crew = loader._feed._reader._workers._crew
-    at = {{"kill": 21, "exit": media_texts.BAD}}[how]
-    while crew._watch._once_started is not None or all(crew._table.row(worker).sample != at for worker in range(2)):
-        time.sleep(0.001)
+    time.sleep(0.3)
     print(json.dumps([process.pid for process in multiprocessing.active_children()]), flush=True)
     if how == "kill":
         signal.pause()
@@ -65,6 +63,8 @@ def started(tmp_path: Path, how: str, method: str) -> tuple[subprocess.Popen[str
     )
     assert process.stdout is not None
     with process.stdout as out:
+        if not select.select([out], [], [], PATIENCE_S)[0]:
+            process.kill()
         return process, json.loads(out.readline())
 
 
