@@ -22,7 +22,7 @@ lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/mypy
 
 interop: $(VENV)/interop  ## comparisons with the peers' own packages, reduced counts
-	$(BIN)/python -m pytest tests/interop tests/examples -m interop
+	$(BIN)/python -m pytest -n 2 tests/interop tests/examples -m interop
 
 interop-full: $(VENV)/interop  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"

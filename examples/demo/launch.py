@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 TRAIN = Path(__file__).parent / "train.py"
-LIMIT_S = 300
+LIMIT_S = 900
 
 
 class DemoError(Exception):
