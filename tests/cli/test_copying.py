@@ -142,6 +142,7 @@ def test_the_line_counts_each_phase_anew() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.sampled(1)
 def test_ended_by_a_signal_leaves_nothing_half(tmp_path: Path, number: signal.Signals) -> None:
     """A real process, stopped while it copies; the same command then does it all."""
     source = drawn(tmp_path / "a", 1, 40)

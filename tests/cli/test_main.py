@@ -55,6 +55,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("command", ["info", "check", "prepare", "preview"])
+@pytest.mark.sampled(2)
 def test_no_command_imports_torch(command: str, prepared: Any, corpus: Any, tokenizer: Any, tmp_path: Any) -> None:
     arguments = [command, str(prepared)]
     if command == "prepare":

@@ -179,6 +179,7 @@ def test_every_layout_has_every_type_that_it_can_become() -> None:
 
 
 @pytest.mark.parametrize(("layout", "kind"), CASES)
+@pytest.mark.sampled(7)
 def test_to_batches_killed_and_resumed_on_other_ranks(layout: str, kind: str) -> None:
     report = prepare(layout, kind)
     assert report["documents"] == report["records"] == COUNT
@@ -210,6 +211,7 @@ def test_to_batches_killed_and_resumed_on_other_ranks(layout: str, kind: str) ->
 
 
 @pytest.mark.parametrize("layout", ["messages", "preference", "group", "prompt"])
+@pytest.mark.sampled(2)
 def test_every_format_feeds_the_same(layout: str) -> None:
     kind = {"messages": "sft", "preference": "dpo", "group": "grpo", "prompt": "prompt"}[layout]
     rows = []

@@ -45,6 +45,7 @@ def writes(action: Callable[[], object]) -> list[int]:
 
 @pytest.mark.usefixtures("small_run")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(1)
 def test_no_space_from_any_write_on(kit: Any, tmp_path: Path, case: str) -> None:
     faults.write_inputs(tmp_path / "in", with_bad=False)
     output = tmp_path / "out"
@@ -108,6 +109,7 @@ def wanted(kit: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize(
     ("limit_bytes", "refused"), [(1_000, "tokenizer.json"), (60_000, ".piece"), (300_000, "text_document")]
 )
+@pytest.mark.sampled(1)
 def test_files_that_may_not_grow(
     kit: Any, corpus: Path, tmp_path: Path, wanted: dict[str, bytes], limit_bytes: int, refused: str
 ) -> None:

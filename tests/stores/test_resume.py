@@ -97,6 +97,7 @@ def go_on(make: Make, folder: Path, journal: Path) -> None:
 
 @FORMATS
 @pytest.mark.parametrize("has_old", [False, True])
+@pytest.mark.sampled(1)
 def test_killed_at_any_moment_and_once_more(tmp_path: Path, make: Make, has_old: bool) -> None:
     for name in ("good", "old"):
         (tmp_path / name).mkdir()
