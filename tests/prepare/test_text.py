@@ -345,9 +345,10 @@ def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path, shuf
     assert [progress.input_bytes for progress in encoding] == sorted(progress.input_bytes for progress in encoding)
     assert 0 < max(progress.input_bytes for progress in encoding) <= total
     assert max(progress.tokens for progress in seen) <= manifest.ledger.tokens.kept
-    phases = list(dict.fromkeys(progress.phase for progress in seen))
+    # A probe that was passed before is kept, and not made again.
+    phases = list(dict.fromkeys(progress.phase for progress in seen if progress.phase != "probe"))
     assert phases == [
-        *("tokenizer", "probe", "prove", "encode"),
+        *("tokenizer", "prove", "encode"),
         *(("sort",) if shuffle is not None else ()),
         "finish",
     ]
