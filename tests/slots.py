@@ -14,7 +14,7 @@ def positions_of(run: Run, slots: IntArray) -> IntArray:
 
 
 def slots_of(run: Run, positions: IntArray) -> IntArray:
-    """(n,) int64: the slot that takes each position."""
+    """(n,) int64: the slots that take some positions, in any order."""
     return positions if run.draw is None else run.draw.slots(np.sort(positions))
 
 

@@ -119,7 +119,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", STORES)
-@pytest.mark.sampled(4)
 def test_a_flipped_bit_in_every_file(name: str, tmp_path: Path, corpus: Path, tokenizer: Path, run: Any) -> None:
     root = STORES[name](tmp_path, corpus, tokenizer)
     whole = json.loads(run("check", root, "--json").stdout)

@@ -169,7 +169,7 @@ def check(run: Run, opened: Opened, seen: dict[int, Row]) -> None:
     positions = sorted(seen)
     found = run.lookup(np.array(positions))
     # Of whole steps the samples are those of the blend's first positions, of the step that was begun some.
-    whole = run.schedule.begin(run.schedule.step_of(len(seen)))
+    whole = len(seen) if len(seen) == run.length else run.schedule.begin(run.schedule.step_of(len(seen)))
     times: Counter[tuple[int, int, str]] = Counter()
     counted: Counter[tuple[int, int]] = Counter()
     for row, position in enumerate(positions):

@@ -302,7 +302,8 @@ class Run:
     def check_supervised(self, position: int = 0) -> None:
         """Look for steps without a supervised token, before the run; a loader does, when it begins to iterate.
 
-        If no record lacks one, no step does. Otherwise, and of packs, the steps of the next 2^20 samples are counted.
+        If no record lacks one, no step does. Otherwise the steps of the next 2^20 samples are counted; of windows and
+        packs, whose marks are read for it, those of the next 2^15 samples or 2^24 tokens.
         Those beyond are counted ahead of their turn, 1,024 samples at a time, and are errors then: never skipped, since
         that would renumber the steps.
 

@@ -17,10 +17,10 @@ CHECKED_SAMPLES = 1 << 20
 """Samples that are looked at before a run; what is beyond is found ahead of its step, not of the run."""
 
 CHECKED_MARKS = 1 << 24
-"""Of windows and packs, of whose tokens each has its mark read, so many tokens of samples, and"""
+"""Of windows and packs the mark of every token is read: so many marks at most, and"""
 
 CHECKED_ROWS = 1 << 15
-"""so many samples: up to half a second."""
+"""so many windows or packs."""
 
 _AT_ONCE = 8192
 

@@ -80,7 +80,6 @@ def test_all_ways_give_the_same(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
-@pytest.mark.sampled(37)
 def test_no_word_of_a_user_is_trained(family: str, kind: str) -> None:
     """A user who writes the markers of an assistant, and an assistant who writes those of a user."""
     masker = masks_made.masker(family, kind, **masks_made.LENIENT)
