@@ -93,14 +93,17 @@ class Warm:
         self._socket.close()
         self._process.wait()
 
-    def start(self, argv: list[str], *, environment: dict[str, str], output: int, errors: int, passed: int) -> Started:
-        """``python -c CODE ...`` or ``python FILE ...`` in its own group; -1: no descriptor is passed on."""
+    def start(
+        self, argv: list[str], *, environment: dict[str, str], output: int, errors: int, passed: int, group: int = 0
+    ) -> Started:
+        """``python -c CODE ...`` or ``python FILE ...``; descriptor -1: none is passed on; group 0: one of its own."""
         asked = {
             "argv": argv,
             "environment": environment,
             "folder": str(Path.cwd()),
             "parent": os.getpid(),
             "passed": passed,
+            "group": group,
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
         descriptors = [output, errors, *([passed] if passed >= 0 else [])]
@@ -201,7 +204,7 @@ def _become(asked: dict[str, Any], received: list[int]) -> None:
     try:
         while os.getppid() != asked["parent"]:
             time.sleep(_STEP_S / 10)
-        os.setpgid(0, 0)
+        os.setpgid(0, asked["group"])
         for number, target in zip(received, (1, 2, asked["passed"]), strict=False):
             os.dup2(number, target)
         if asked["passed"] >= 0:

@@ -6,7 +6,8 @@ import importlib.util
 import os
 import re
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from settings import WEIGHTS, Settings, make_run
 from tokenizers import Tokenizer
 
 import corpora
+import warm
 
 MAIN = Path(__file__).parents[2] / "examples" / "demo" / "__main__.py"
 EXPECTED = {step: {4 * step + i: f"hash-{4 * step + i}" for i in range(4)} for step in range(4)}
@@ -109,6 +111,19 @@ def test_only_its_own_folder_is_made_anew(demo: ModuleType, tmp_path: Path) -> N
         demo.clean(tmp_path / "theirs")
 
 
+@pytest.fixture
+def warm_ranks(warm_torch: warm.Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are processes of their own, but have torch already."""
+
+    def popen(command: list[str], *, env: dict[str, str], stderr: BinaryIO, process_group: int) -> warm.Started:
+        return warm_torch.start(
+            command[1:], environment=env, output=1, errors=stderr.fileno(), passed=-1, group=process_group
+        )
+
+    monkeypatch.setattr("launch.subprocess", SimpleNamespace(Popen=popen))
+
+
+@pytest.mark.usefixtures("warm_ranks")
 def test_killed_and_resumed_training(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo's own training and proof, small; then the same proof over a log with one wrong hash."""
     settings = Settings(vocab_size=100, window_tokens=8, steps=60, checkpoint_every_steps=3, width=4)
@@ -135,6 +150,7 @@ def test_killed_and_resumed_training(demo: ModuleType, tmp_path: Path, monkeypat
         demo.prove(settings, resumed_at)
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_a_failing_rank_is_reported(tmp_path: Path) -> None:
     """Without settings every rank fails; the message holds the rank's own error, and no process is left."""
     with (

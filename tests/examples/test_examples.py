@@ -52,7 +52,8 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[warm.Warm]:
     """With the large packages that most examples import, and every warning an error."""
-    process = warm.Warm(["torch", "pyarrow.parquet", "tokenizers"], ("-W", "error"))
+    modules = ["headrace.loader", "torch._dynamo", "pyarrow.parquet", "tokenizers"]
+    process = warm.Warm(modules, ("-W", "error"))
     yield process
     process.close()
 

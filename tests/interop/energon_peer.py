@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sqlite3
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,13 @@ def quietly(function: Callable[..., Any], *given: Any) -> Any:
 def energon() -> ModuleType:
     """The package; skips the test where it is not installed."""
     found: ModuleType = quietly(lambda: pytest.importorskip("megatron.energon"))
+    # Each of its loaders leaves a thread that looks once a second whether it waits too long: hundreds, in one process.
+    quietly(importlib.import_module, "megatron.energon.watchdog").Watchdog._worker = _watch_nothing
     return found
+
+
+def _watch_nothing(_: Any) -> None:
+    """Stands for the thread of a watchdog."""
 
 
 def run(command: str, *arguments: str | Path) -> Result:

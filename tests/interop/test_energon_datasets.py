@@ -70,7 +70,7 @@ def test_fewer_samples_than_readers(folder: Path) -> None:
 
 
 def test_weights(folder: Path) -> None:
-    """Energon draws the source of each sample, so that its shares are near the weights; ours are within 2 samples."""
+    """Energon draws the source of each sample, so that its shares are near the weights; ours are within 2 a step."""
     nested = {"blend": [{"weight": 1, "path": "../b"}, {"weight": 4, "path": "../d", "split_part": "train"}]}
     (folder / "sub").mkdir(exist_ok=True)
     metadataset(folder / "sub/inner.yaml", train=nested)
@@ -84,7 +84,7 @@ def test_weights(folder: Path) -> None:
         counts = np.cumsum([text[0] == name for text in theirs])
         assert abs(counts[-1] - share * number) < 5 * np.sqrt(number * share * (1 - share))
         exact = np.cumsum([text[0] == name for text in ours]) - share * np.arange(1, number + 1)
-        assert np.abs(exact).max() <= 2
+        assert np.abs(exact[9::10]).max() <= 2
         assert np.abs(counts - share * np.arange(1, number + 1)).max() > 2
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import media_texts
 from headrace import StateError
 from headrace.loader.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from interop import energon_peer
@@ -209,16 +208,16 @@ def test_ranks_draw_other_sources_of_a_blend(tmp_path: Path, num_workers: int) -
 
     It looks at 25 batches of three of them, with each number of workers. Ours is computed, so that it needs no Energon.
     """
-    for name, counts in (("a", [55]), ("b", [55])):
-        media_texts.shards(tmp_path / name, tuple(counts))
-    blend = [{"weight": 1, "path": f"./{name}", "subflavors": {"of": name}} for name in "ab"]
+    for name in "ab":
+        texts(tmp_path / name, [55])
+    blend = [{"weight": 1, "path": f"./{name}"} for name in "ab"]
     path = metadataset(tmp_path / "mix.yaml", train={"blend": blend})
     seen = []
     for rank in range(3):
         config = WorkerConfig(rank=rank, world_size=4, num_workers=num_workers)
-        data = get_train_dataset(path, worker_config=config, batch_size=1, **media_texts.TEXT)
+        data = get_train_dataset(path, worker_config=config, batch_size=1)
         loader = get_savable_loader(data, start_method="fork")
-        seen.append("".join(batch["__subflavors__"][0]["of"] for batch in islice(loader, 25)))
+        seen.append("".join(batch["text"][0][0] for batch in islice(loader, 25)))
         loader.close()
     assert len(set(seen)) == 3, seen
     assert all(set(one) == {"a", "b"} for one in seen), "and none is of one source"
