@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint interop interop-full bench clean
+.PHONY: help demo test lint soak interop interop-full bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,6 +23,9 @@ lint: $(VENV)/dev  ## formatting, lint and types
 
 interop: $(VENV)/interop  ## comparisons with the peers' own packages, reduced counts
 	$(BIN)/python -m pytest -n 2 tests/interop tests/examples -m interop
+
+soak: $(VENV)/dev  ## large runs that are killed or measured, every variant of the costly tests
+	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "soak or sampled"
 
 interop-full: $(VENV)/interop  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"

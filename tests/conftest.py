@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out.update(item for number, item in enumerate(variants) if number not in kept)
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Ten thousand tests live to the end: no collection looks at them, nor any process forked from this one."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

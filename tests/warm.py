@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -179,6 +180,7 @@ def serve(descriptor: int) -> None:
     """Import, then fork whenever asked, until the asking process hangs up."""
     for name in os.environ[_MODULES].split():
         importlib.import_module(name)
+    gc.freeze()  # or the first collection of each child would copy all its pages
     with socket.socket(fileno=descriptor) as asking:
         while True:
             message, received, _, _ = socket.recv_fds(asking, 1 << 20, 3)

@@ -429,7 +429,7 @@ def mixes(draw: st.DrawFn, depth: int = 3, ends: bool = True) -> Dataset | Mix:
     return Blend(children, weights=weights)
 
 
-@settings(max_examples=cases(48, 120), deadline=None)
+@settings(max_examples=cases(20, 120), deadline=None)
 @given(mixes(), st.integers(0, 5), st.integers(1, 300))
 def test_any_tree_is_exact(data: Dataset | Mix, seed: int, length: int) -> None:
     """Each source gives all its samples in every epoch, in the counts that the plan says in closed form."""
@@ -448,7 +448,7 @@ def test_any_tree_is_exact(data: Dataset | Mix, seed: int, length: int) -> None:
             assert all(sum(epoch == e for e, _ in times) == leaf.num_samples for epoch in range(whole))
 
 
-@settings(max_examples=cases(32, 80), deadline=None)
+@settings(max_examples=cases(16, 80), deadline=None)
 @given(mixes(ends=False), st.integers(1, 400))
 def test_every_level_keeps_to_its_weights(data: Dataset | Mix, length: int) -> None:
     run = Run(data, global_batch_size=4)

@@ -26,7 +26,7 @@ from headrace.plan.split import taken_by
 LENGTH = 150
 
 
-@settings(max_examples=cases(40, 100), deadline=None)
+@settings(max_examples=cases(16, 100), deadline=None)
 @given(
     runs_made.trees(),
     runs_made.orders,

@@ -289,6 +289,7 @@ PROGRAM = (
 """The command, with many tasks and checkpoints."""
 
 
+@pytest.mark.soak
 def test_a_command_that_is_killed_goes_on_to_the_same_bytes() -> None:
     """SIGKILL for the real processes, workers too, when a part of the work is done."""
     count = 3000

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import pytest
 import torch
 
 import headrace.stores as stores
-from counts import cases
+import warm
+from counts import PATIENCE_S, cases
 from headrace.errors import StoreError
 from headrace.stores.indexed_builder import IndexedDatasetBuilder
 from headrace.stores.indexed_dataset import IndexedDataset
@@ -52,11 +52,20 @@ for prefix in sys.argv[2:]:
 """
 
 
-def refused_by_megatron(prefixes: list[Path], *, multimodal: bool = False) -> dict[str, str]:
-    """The error of each; in a process of its own, since what failed to open breaks again when it is collected."""
-    command = [sys.executable, "-c", _TRY, str(multimodal), *map(str, prefixes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return dict(line.split() for line in done.stdout.splitlines() if len(line.split()) == 2)
+Refused = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def refused_by_megatron(warm_torch: warm.Warm, tmp_path_factory: pytest.TempPathFactory) -> Refused:
+    """The error of each prefix. In a process of its own: what failed to open breaks again when it is collected."""
+
+    def refused(prefixes: list[Path], *, multimodal: bool = False) -> dict[str, str]:
+        program = ["-c", _TRY, str(multimodal), *map(str, prefixes)]
+        (done,) = warm.together(warm_torch, [program], tmp_path_factory.mktemp("refused"), PATIENCE_S)
+        assert done.code == 0, done.errors
+        return dict(line.split() for line in done.output.splitlines() if len(line.split()) == 2)
+
+    return refused
 
 
 class Drawn:
@@ -180,7 +189,7 @@ def test_permuted_pointers(tmp_path: Path, megatron: Any, seed: int) -> None:
     assert stores.open(tmp_path / "x").fetch(0, int(sizes.sum())).tolist() == sum(wanted, [])  # noqa: RUF017
 
 
-def test_what_megatron_refuses_we_refuse(tmp_path: Path, megatron: Any) -> None:
+def test_what_megatron_refuses_we_refuse(tmp_path: Path, megatron: Any, refused_by_megatron: Refused) -> None:
     """C7, and where Megatron reads on: bytes behind the index."""
     idx, data = ((GOLDEN / "indexed" / f"uint16{suffix}").read_bytes() for suffix in (".idx", ".bin"))
     for name, wrong in {
@@ -206,7 +215,7 @@ def test_what_megatron_refuses_we_refuse(tmp_path: Path, megatron: Any) -> None:
     assert [item.tolist() for item in other[:]] == [item.tolist() for item in IndexedDataset(tmp_path / "tail")]
 
 
-def test_no_documents(tmp_path: Path, megatron: Any) -> None:
+def test_no_documents(tmp_path: Path, megatron: Any, refused_by_megatron: Refused) -> None:
     """C10: Megatron cannot open what its builder writes."""
     for multimodal in (False, True):
         builder = megatron.IndexedDatasetBuilder(str(tmp_path / "x.bin"), multimodal=multimodal)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ import pytest
 
 import headrace
 from copies_made import GOLDEN, pair_bytes
+from counts import cases
 from headrace.copying import CopyOptions
 
 pytestmark = pytest.mark.interop
 
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
-SEEDS = range(200 if os.environ.get("HEADRACE_FULL") else 24)
+SEEDS = range(cases(10, 200))
 
 
 @pytest.fixture(scope="module")

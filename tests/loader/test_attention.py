@@ -44,7 +44,7 @@ def plainly(batch: packs_made.Batch, pads: str) -> Tensor:
     return mask
 
 
-@settings(max_examples=cases(24, 600), deadline=None)
+@settings(max_examples=cases(12, 600), deadline=None)
 @given(BATCHES, st.sampled_from(PADS), st.sampled_from([1, 2, 3, 4, 128]))
 def test_all_masks_are_one(batch: packs_made.Batch, pads: attention.Pads, block_size: int) -> None:
     fields = as_torch(batch)
@@ -68,7 +68,7 @@ def test_all_masks_are_one(batch: packs_made.Batch, pads: attention.Pads, block_
     assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
 
 
-@settings(max_examples=cases(24, 600), deadline=None)
+@settings(max_examples=cases(12, 600), deadline=None)
 @given(BATCHES, st.sampled_from(PADS))
 def test_masks_from_lengths(batch: packs_made.Batch, pads: attention.Pads) -> None:
     seq_lens, num_pads = [], []
@@ -135,7 +135,7 @@ def test_varlen_names() -> None:
         assert megatron[f"max_seqlen_{name}"] == 8
 
 
-@settings(max_examples=cases(24, 600), deadline=None)
+@settings(max_examples=cases(12, 600), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
 def test_parts_of_context_parallel_ranks(cp_size: int, blocks: int, data: st.DataObject) -> None:
     size = 2 * cp_size * blocks

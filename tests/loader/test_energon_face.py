@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import media_texts
+import warm
 from counts import PATIENCE_S, cases
 from headrace import Blend, ConfigError, MediaDataset, StateError
 from headrace.datasets import Dataset
@@ -338,9 +337,10 @@ with open(log, "a") as file:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_for_real(root: Path, tmp_path: Path, workers: int) -> None:
+def test_killed_for_real(root: Path, tmp_path: Path, warm_torch: warm.Warm, workers: int) -> None:
     log = tmp_path / "log"
-    job = subprocess.Popen([sys.executable, "-c", TRAINING, str(root), str(log), str(workers)])
+    program = ["-c", TRAINING, str(root), str(log), str(workers)]
+    job = warm_torch.start(program, environment=dict(os.environ), output=1, errors=2, passed=-1)
     try:
         deadline = time.monotonic() + PATIENCE_S
         while not log.exists() or log.read_text().count("\n") < 20:

@@ -187,7 +187,7 @@ def life(run: FramedRun, leg: Leg, loaders: list[Loader], seen: dict[int, Unit])
     return states
 
 
-@settings(max_examples=cases(10, 2_000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(5, 2_000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(kinds(), legs(), st.booleans())
 def test_chains_of_kills_equal_the_uninterrupted_run(
     places: tuple[Path, ...], kind: Kind, lives: list[Leg], own: bool

@@ -59,7 +59,7 @@ def drawn(data: st.DataObject, *, multiple: int, max_rows: int = 3) -> tuple[lis
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=cases(5, 300), deadline=None)
+@settings(max_examples=cases(3, 300), deadline=None)
 @given(st.sampled_from([1, 1, 2]), st.sampled_from(["identity", "causal"]), st.data())
 def test_a_changed_document_leaves_the_others_bit_equal(
     kind: str, multiple: int, pads: attention.Pads, data: st.DataObject
@@ -85,7 +85,7 @@ def test_a_changed_document_leaves_the_others_bit_equal(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=cases(8, 150), deadline=None)
+@settings(max_examples=cases(4, 150), deadline=None)
 @given(st.sampled_from([1, 2]), st.data())
 def test_logits_are_those_of_the_documents_alone(kind: str, multiple: int, data: st.DataObject) -> None:
     rows, size = drawn(data, multiple=multiple)
@@ -134,7 +134,7 @@ def part_losses(kind: str, batch: dict[str, Any], cp_size: int) -> list[tuple[Te
 
 
 @pytest.mark.parametrize("kind", SPLIT_KINDS)
-@settings(max_examples=cases(6, 300), deadline=None)
+@settings(max_examples=cases(4, 300), deadline=None)
 @given(st.sampled_from([1, 1, 2, 3]), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_a_steps_loss_is_that_of_its_documents(
     kind: str, cp_size: int, world_size: int, micro: int, data: st.DataObject

@@ -190,7 +190,7 @@ def check(run: Run, opened: Opened, seen: dict[int, Row]) -> None:
             assert all(counted[number, epoch] == leaf.num_samples for epoch in range(count // leaf.num_samples))
 
 
-@settings(max_examples=cases(13, 1_000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(6, 1_000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(DRAWN)
 def test_chains_of_lives_equal_the_uninterrupted_run(opened: Opened, rng: Random) -> None:
     job, lives = jobs(rng), legs(rng)
@@ -266,7 +266,7 @@ def work(job: Job, leg: Leg, root: Path, checkpoint: Path, writing: int) -> None
             return
 
 
-@settings(max_examples=cases(6, 200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(3, 200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(DRAWN)
 def test_killed_at_any_moment(opened: Opened, tmp_path_factory: pytest.TempPathFactory, rng: Random) -> None:
     job, lives = jobs(rng), legs(rng, most=4)

@@ -218,7 +218,7 @@ def expected(run: Run, corpus: list[corpora.Corpus], position: int) -> dict[str,
     }
 
 
-@settings(max_examples=cases(32, 5_000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(16, 5_000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), legs())
 def test_chains_of_kills_equal_the_uninterrupted_run(
     corpus: list[corpora.Corpus], data: st.DataObject, lives: list[Leg]

@@ -97,6 +97,7 @@ def shared_of(pids: set[int]) -> list[str]:
     return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(starts)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("method", "whole_group"), [("fork", False), ("forkserver", False), ("forkserver", True)])
 def test_a_killed_run_leaves_nothing(tmp_path: Path, method: str, whole_group: bool) -> None:
     process, workers = started(tmp_path, "kill", method)
@@ -116,6 +117,7 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path, method: str, whole_group: b
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.soak
 def test_a_run_ends_while_a_worker_hangs(tmp_path: Path) -> None:
     process, workers = started(tmp_path, "exit", "fork")
     try:

@@ -51,7 +51,7 @@ def is_right(batch: Batch, padding_idx: int) -> bool:
     )
 
 
-@settings(max_examples=cases(240, 10_000), deadline=None)
+@settings(max_examples=cases(80, 10_000), deadline=None)
 @given(BATCHES, st.data())
 def test_found_just_where_it_is_wrong(batch: Batch, data: st.DataObject) -> None:
     assert check_packed(batch, padding_idx=0) == []
@@ -83,7 +83,7 @@ def may_stay_hidden(before: Batch, after: Batch, name: str, place: tuple[int, ..
     return bool(alone or -1 in (before[name][place], after[name][place]))
 
 
-@settings(max_examples=cases(240, 10_000), deadline=None)
+@settings(max_examples=cases(80, 10_000), deadline=None)
 @given(BATCHES, st.data())
 def test_with_fewer_fields_too(batch: Batch, data: st.DataObject) -> None:
     kept = data.draw(st.sets(st.sampled_from(OPTIONAL)))

@@ -89,7 +89,7 @@ def both(kit: Any, path: Path, options: TextOptions, out: Path) -> tuple[Estimat
         ("txt", TextOptions(tokens=TRUTH, records=RecordOptions(sample_by="paragraph"))),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_small_input_is_read_whole(
     kit: Any, texts: list[str], tmp_path: Path, kind: str, options: TextOptions
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_small_input_is_read_whole(
         ("txt", "paragraph"),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_a_sample_tells_of_the_whole(
     kit: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, sample_by: Any, shuffle: Any
 ) -> None:

@@ -98,7 +98,7 @@ def kill_one(number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_workers_that_are_killed_are_replaced(
     kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]], number: signal.Signals, case: str
 ) -> None:

@@ -7,9 +7,10 @@ import gzip
 import json
 import os
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -17,9 +18,29 @@ import pytest
 
 from headrace.prepare import OutputOptions, TextOptions, TokenOptions, prepare_text
 from headrace.prepare.buckets import MAX_BUCKET_BYTES, Buckets
+from headrace.prepare.first_documents import most_characters
+from headrace.prepare.sources import SourceFile
 
 MAX_WORKER_BYTES = 400_000_000
 PEAK_OF_OUTPUT = 1.1
+
+
+@pytest.mark.parametrize(
+    ("text_bytes", "characters"),
+    [
+        ([], 65_536),
+        ([1_000], 65_536),
+        ([4_000_000, 6_000_000], 90_000),
+        ([1_000_000_000], 9_000_000),
+        ([1_864_135_111], 16_777_215),
+        ([1_864_135_112], 16_777_216),
+        ([10**12, 10**12], 16_777_216),
+    ],
+)
+def test_the_proof_of_the_first_documents(text_bytes: list[int], characters: int) -> None:
+    """0.9 % of the text, at least 64 KiB of it and at most 16 MiB."""
+    files = [cast("SourceFile", types.SimpleNamespace(text_bytes=size)) for size in text_bytes]
+    assert most_characters(files) == characters
 
 
 @contextlib.contextmanager
@@ -62,6 +83,7 @@ def texts(sources: list[str], size: int) -> Iterator[str]:
         yield text
 
 
+@pytest.mark.soak
 def test_the_disk_of_a_shuffled_run(
     kit: Any, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +129,7 @@ def watch_workers(peaks: dict[int, int]) -> Callable[[], None]:
     return look
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("what", ["a document of 16 MB", "a gz file of several pieces"])
 def test_the_memory_of_a_worker(kit: Any, sources: list[str], tmp_path: Path, what: str) -> None:
     text = "".join(texts(sources, 90_000_000 if "gz" in what else 16_000_000))

@@ -147,7 +147,7 @@ def test_killed_between_any_two_changes_of_the_finish(kit: Any, tmp_path: Path, 
     kinds = faults.list_changes(action)
     wanted = faults.content(tmp_path / "out")
     complete = 0
-    for moment in range(len(kinds) - cases(12, len(kinds)), len(kinds) + 1):
+    for moment in range(len(kinds) - cases(6, len(kinds)), len(kinds) + 1):
         shutil.rmtree(tmp_path / "out")
         assert faults.run_killed(action, moment) == (moment == len(kinds))
         notices.clear()

@@ -341,6 +341,7 @@ def test_max_records_keeps_the_first(folder: Path) -> None:
 # The library that encodes.
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_fast_library_gives_the_same_bytes(folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:

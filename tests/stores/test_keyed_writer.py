@@ -253,6 +253,7 @@ def test_a_shard_is_replaced(tmp_path: Path) -> None:
     assert stores.open(tmp_path / "s").lengths.tolist() == [3]
 
 
+@pytest.mark.soak
 def test_memory_does_not_grow_with_the_documents(tmp_path: Path) -> None:
     lengths = {"a": np.ones(100_000, np.int64)}
     tokens = {"a": np.ones(100_000, np.uint16)}

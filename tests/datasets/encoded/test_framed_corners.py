@@ -230,6 +230,7 @@ class DrawsAll(TaskEncoder[Any, Any, Any, Any]):
         return {**batch, "encoded": self._drawn()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("buffer_bytes", [0, 1 << 20])
 def test_all_that_hooks_draw_is_drawn_again(flawed: MediaDataset, buffer_bytes: int) -> None:
     framed = Framed(flawed, DrawsAll(), frame_positions=5, errors=SUBSTITUTE, buffer_bytes=buffer_bytes)

@@ -26,7 +26,7 @@ def packs_of(plan: PackPlan) -> list[list[packs_plainly.Piece]]:
     return unpacked(plan.items(np.arange(len(plan))))
 
 
-@settings(max_examples=cases(160, 10_000), deadline=None)
+@settings(max_examples=cases(80, 10_000), deadline=None)
 @given(drawn())
 def test_packs_are_those_of_the_plain_model(given_: Drawn) -> None:
     lengths, packing = given_
@@ -40,7 +40,7 @@ def test_packs_are_those_of_the_plain_model(given_: Drawn) -> None:
     assert items.offsets[0] == 0
 
 
-@settings(max_examples=cases(120, 10_000), deadline=None)
+@settings(max_examples=cases(60, 10_000), deadline=None)
 @given(drawn())
 def test_every_token_once_or_lost_by_the_policy(given_: Drawn) -> None:
     """Counted token by token, without the model."""

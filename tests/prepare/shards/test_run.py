@@ -112,7 +112,7 @@ def test_killed_at_any_moment_and_continued(
     num_changes = len(faults.list_changes(run))
     shutil.rmtree(output)
     chooser = random.Random(case)
-    for moment in sorted(chooser.sample(range(num_changes), cases(8, num_changes))):
+    for moment in sorted(chooser.sample(range(num_changes), cases(4, num_changes))):
         assert not faults.run_killed(run, moment)
         if output.exists() and (output / "headrace.json").exists():
             assert not (output / WORK_NAME).exists() or (output / WORK_NAME / "commit.json").exists()
@@ -338,7 +338,7 @@ def test_the_hash_of_files(wanted: dict[str, dict[str, bytes]], tmp_path: Path) 
 @pytest.mark.usefixtures("small_run")
 @pytest.mark.parametrize("torn", ["surveys/*.survey", "surveys/*.spool", "done/*.done", "shards/*.tar", "shards/*.idx"])
 @pytest.mark.parametrize("cut", [0, 5])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_files_torn_by_a_loss_of_power(
     inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path, torn: str, cut: int
 ) -> None:
