@@ -118,7 +118,7 @@ def test_positions_part_segments() -> None:
 
 
 @given(st.text(max_size=30))
-@settings(max_examples=cases(60, 150))
+@settings(max_examples=cases(30, 150))
 def test_text_is_harmless(text: str) -> None:
     safe = safe_text(text)
     assert all(character.isprintable() or character in "\u200c\u200d\u3000" for character in safe)
@@ -135,7 +135,7 @@ def test_what_is_written_out() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.data())
-@settings(max_examples=cases(60, 150))
+@settings(max_examples=cases(30, 150))
 def test_stored_tokens_are_found(values: list[int], data: st.DataObject) -> None:
     whole = np.array(values, np.uint32)
     first, second, third, fourth = sorted(data.draw(st.lists(st.integers(0, len(values)), min_size=4, max_size=4)))

@@ -25,7 +25,7 @@ def is_wrong(pieces: list[Piece], begin: int, end: int) -> bool:
     return bool(tiling.is_wrong(1, np.array([begin]), np.array([end]))[0])
 
 
-@settings(max_examples=cases(80, 2000))
+@settings(max_examples=cases(40, 2000))
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=5), st.integers(0, 6), st.integers(0, 12))
 def test_against_counting_each_token(drawn: list[Piece], begin: int, length: int) -> None:
     pieces = [(first, first + size) for first, size in drawn]

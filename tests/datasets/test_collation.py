@@ -14,7 +14,7 @@ from headrace import Collation, ConfigError
 from headrace.datasets.collation import Grid
 
 
-@settings(max_examples=cases(40, 1_000), deadline=None)
+@settings(max_examples=cases(20, 1_000), deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=6), st.integers(0, 4), st.sampled_from(["right", "left"]))
 def test_rows_and_pads_by_plain_lists(lengths: list[int], more: int, side: Any) -> None:
     width = max(lengths, default=0) + more

@@ -108,7 +108,7 @@ def test_torchtunes_own_results(case: dict[str, Any]) -> None:
     assert [item["mask"].int().tolist() for item in packed.packs] == case["masks"]
 
 
-@settings(max_examples=cases(60, 3_000), deadline=None)
+@settings(max_examples=cases(30, 3_000), deadline=None)
 @given(st.data(), st.integers(1, 12), st.booleans(), st.booleans())
 def test_a_plain_packer(data: st.DataObject, size: int, split: bool, restart: bool) -> None:
     lengths = data.draw(st.lists(st.integers(1, 3 * size if split else size), max_size=12))

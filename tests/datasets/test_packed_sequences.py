@@ -24,7 +24,7 @@ from packs_plainly import check_samples
 FIELDS = packs_plainly.FIELDS
 
 
-@settings(max_examples=cases(60, 5_000), deadline=None)
+@settings(max_examples=cases(30, 5_000), deadline=None)
 @given(
     number=st.integers(0, 3),
     packing=packs_plainly.packings(most_units=40),

@@ -50,7 +50,7 @@ def check_weights(node: Node, num_ranks: int) -> None:
         check_weights(child, int((mine == np.arange(mine.size)).sum()))
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(40, 5_000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=True))
 def test_any_metadataset_on_any_topology(opened: Opened, rng: Random) -> None:
     drawn = mixes(rng)

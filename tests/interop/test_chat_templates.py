@@ -190,7 +190,7 @@ def test_any_template_renders_the_same(hf: Any) -> None:
 
     compared = 0
 
-    @settings(max_examples=cases(400, 40_000), deadline=None)
+    @settings(max_examples=cases(200, 40_000), deadline=None)
     @given(st.lists(st.sampled_from(PIECES), max_size=9))
     def check(pieces: list[str]) -> None:
         nonlocal compared

@@ -43,7 +43,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
             assert torch.equal(found[name], values), name
 
 
-@settings(max_examples=cases(80, 1_500), deadline=None)
+@settings(max_examples=cases(40, 1_500), deadline=None)
 @given(st.data())
 def test_flattened_as_theirs(transformers: Any, data: st.DataObject) -> None:
     has_labels = data.draw(st.booleans())
@@ -63,7 +63,7 @@ def test_flattened_as_theirs(transformers: Any, data: st.DataObject) -> None:
     assert_equal(flatten(features, **options), transformers.DataCollatorWithFlattening(**options)(features))
 
 
-@settings(max_examples=cases(80, 1_500), deadline=None)
+@settings(max_examples=cases(40, 1_500), deadline=None)
 @given(st.sampled_from([1, 4]).flatmap(lambda multiple: packs_made.drawn_rows(max_seq_len=12, multiple=multiple)))
 def test_packed_batches_as_their_documents(transformers: Any, rows: list[list[packs_made.Piece]]) -> None:
     """A packed batch without its pads is its documents flattened by their collator."""
@@ -90,7 +90,7 @@ def test_packed_batches_as_their_documents(transformers: Any, rows: list[list[pa
     assert_equal(found, collate(features))
 
 
-@settings(max_examples=cases(80, 1_500), deadline=None)
+@settings(max_examples=cases(40, 1_500), deadline=None)
 @given(st.sampled_from([1, 4]).flatmap(lambda multiple: packs_made.drawn_rows(max_seq_len=12, multiple=multiple)))
 def test_borders_as_transformers_derives_them(transformers: Any, rows: list[list[packs_made.Piece]]) -> None:
     """Both of its ways, which disagree elsewhere, find our segments: for flash attention, and for masks."""

@@ -44,7 +44,7 @@ def drawn(draw: st.DrawFn) -> tuple[list[dict[str, list[int]]], dict[str, Any]]:
     return made, {**options, "max_packs": draw(st.sampled_from([None, None, 0, 1, 2, 3, 9]))}
 
 
-@settings(max_examples=cases(160, 4_000), deadline=None)
+@settings(max_examples=cases(80, 4_000), deadline=None)
 @given(drawn())
 def test_every_item_is_equal(peer: Torchtune, case: tuple[list[dict[str, list[int]]], dict[str, Any]]) -> None:
     made, options = case

@@ -63,7 +63,7 @@ def test_a_packed_batch_without_its_pads() -> None:
         assert torch.equal(batch[name], values), "the batch is left as it was"
 
 
-@settings(max_examples=cases(40, 1_500), deadline=None)
+@settings(max_examples=cases(20, 1_500), deadline=None)
 @given(st.lists(st.lists(st.integers(1, 5), max_size=4), max_size=3))
 def test_a_packed_batch_is_its_documents_flattened(lengths: list[list[int]]) -> None:
     size = 21

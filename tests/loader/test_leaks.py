@@ -167,6 +167,7 @@ def test_a_steps_loss_is_that_of_its_documents(
     assert (found - wanted).norm() <= 1e-12 * wanted.norm()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", SPLIT_KINDS)
 @pytest.mark.parametrize(("world_size", "micro", "cp_size"), [(1, 6, 1), (3, 1, 1), (2, 2, 2), (1, 4, 3)])
 def test_the_loaders_step_is_the_loss_of_its_documents(

@@ -135,6 +135,7 @@ def run_of(path: Path, form: str | None, *, crude: bool = False) -> Run:
     return Run(data, global_batch_size=4, order=Order(kind="none"), epochs=1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "threads", "workers"])
 def test_batches_are_alike_however_they_are_read(pictures: Path, reading: Reading) -> None:
     kinds = [(None, True), ("rgb8", False), ("torchrgb", False), ("chwrgb8", True), ("pil", False)]

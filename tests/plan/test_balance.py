@@ -23,7 +23,7 @@ def draw(name: str, size: int, room: int) -> np.ndarray:
     return np.clip(lengths.astype(np.int64), 1, room)
 
 
-@settings(max_examples=cases(80, 4_000), deadline=None)
+@settings(max_examples=cases(40, 4_000), deadline=None)
 @given(
     st.lists(st.integers(0, 30) | st.integers(0, 2**45), min_size=1, max_size=70),
     st.integers(1, 9),

@@ -18,7 +18,7 @@ def test_the_example_of_the_module() -> None:
     assert found == {(5, 1, 3, 2, 4, 0), (2, 4, 0, 5, 1, 3)}, "either group may be the one of the short ones"
 
 
-@settings(max_examples=cases(40, 2_000), deadline=None)
+@settings(max_examples=cases(20, 2_000), deadline=None)
 @given(st.lists(st.integers(0, 30), max_size=60), st.data())
 def test_each_sample_has_one_place_and_groups_are_runs_of_the_sorted(lengths: list[int], data: st.DataObject) -> None:
     sizes: list[int] = []

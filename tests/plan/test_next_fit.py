@@ -35,7 +35,7 @@ def documents(draw: st.DrawFn) -> tuple[list[int], int]:
     return draw(st.lists(some, max_size=60)), max_seq_len
 
 
-@settings(max_examples=cases(120, 5_000), deadline=None)
+@settings(max_examples=cases(60, 5_000), deadline=None)
 @given(documents(), st.integers(1, 9))
 def test_it_is_the_plain_loop_for_any_chunk(drawn: tuple[list[int], int], chunk: int) -> None:
     lengths, max_seq_len = drawn

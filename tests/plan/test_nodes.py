@@ -168,7 +168,7 @@ def test_schedules_as_step_by_step(root: Node, kind: str) -> None:
     check_both_ways(root, kind)
 
 
-@settings(max_examples=cases(40, 100), deadline=None)
+@settings(max_examples=cases(20, 100), deadline=None)
 @given(st.one_of(trees(), schedules()), st.integers(0, 400))
 def test_how_far_each_source_has_come(root: Node, position: int) -> None:
     counters: Counter[str] = Counter()
@@ -203,7 +203,7 @@ def repeated(draw: st.DrawFn, path: str, depth: int) -> Node:
     return Branch(path, tuple(children), counts, sum(counts))
 
 
-@settings(max_examples=cases(80, 200), deadline=None)
+@settings(max_examples=cases(40, 200), deadline=None)
 @given(st.composite(repeated)("root", 3))
 def test_exact_counts_an_epoch_and_a_repetition(root: Node) -> None:
     passes = 3
@@ -284,7 +284,7 @@ def test_a_ramp_by_hand() -> None:
         linear_ramp((1, -1), (1, 2), begin=0, end=5)
 
 
-@settings(max_examples=cases(80, 200), deadline=None)
+@settings(max_examples=cases(40, 200), deadline=None)
 @given(
     st.lists(st.one_of(st.integers(0, 20), st.integers(1, 2**50)), min_size=1, max_size=12).filter(any),
     st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=10),

@@ -19,7 +19,7 @@ def epoch(order: Order, num_samples: int, number: int = 0) -> np.ndarray:
     return order.indices(np.arange(num_samples, dtype=np.int64), keys, num_samples)
 
 
-@settings(max_examples=cases(80, 200), deadline=None)
+@settings(max_examples=cases(40, 200), deadline=None)
 @given(st.integers(1, 5_000), st.integers(1, 600), st.integers(1, 40), st.sampled_from(KINDS))
 @example(8, 3, 1, "blocks")
 @example(7, 7, 3, "blocks")
@@ -30,7 +30,7 @@ def test_an_epoch_is_every_sample_once(num_samples: int, block: int, window: int
         assert np.array_equal(np.sort(epoch(order, num_samples, number)), np.arange(num_samples))
 
 
-@settings(max_examples=cases(40, 100), deadline=None)
+@settings(max_examples=cases(20, 100), deadline=None)
 @given(st.integers(1, 3_000), st.integers(1, 200), st.integers(1, 9), st.sampled_from(KINDS), st.data())
 def test_any_ranks_of_any_epochs_at_once(n: int, block: int, window: int, kind: str, data: st.DataObject) -> None:
     order = Order(kind=kind, block_samples=block, window_blocks=window)

@@ -51,7 +51,7 @@ def is_right(batch: Batch, padding_idx: int) -> bool:
     )
 
 
-@settings(max_examples=cases(80, 10_000), deadline=None)
+@settings(max_examples=cases(40, 10_000), deadline=None)
 @given(BATCHES, st.data())
 def test_found_just_where_it_is_wrong(batch: Batch, data: st.DataObject) -> None:
     assert check_packed(batch, padding_idx=0) == []
@@ -83,7 +83,7 @@ def may_stay_hidden(before: Batch, after: Batch, name: str, place: tuple[int, ..
     return bool(alone or -1 in (before[name][place], after[name][place]))
 
 
-@settings(max_examples=cases(80, 10_000), deadline=None)
+@settings(max_examples=cases(40, 10_000), deadline=None)
 @given(BATCHES, st.data())
 def test_with_fewer_fields_too(batch: Batch, data: st.DataObject) -> None:
     kept = data.draw(st.sets(st.sampled_from(OPTIONAL)))
@@ -95,7 +95,7 @@ def test_with_fewer_fields_too(batch: Batch, data: st.DataObject) -> None:
         assert is_right(some, 0), "what is not found could be right"
 
 
-@settings(max_examples=cases(40, 1000), deadline=None)
+@settings(max_examples=cases(20, 1000), deadline=None)
 @given(BATCHES, st.data())
 def test_items_as_well(batch: Batch, data: st.DataObject) -> None:
     pieces = packs_made.read_back(batch)[0]

@@ -11,7 +11,7 @@ from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule
 
 
-@settings(max_examples=cases(60, 3000), deadline=None)
+@settings(max_examples=cases(30, 3000), deadline=None)
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 12), st.integers(1, 500), st.integers(1, 6))
 @example(1, 1, 10, 3, 1)  # a third of a sample an increment: sizes are left out
 @example(1, 1, 3, 1, 1)

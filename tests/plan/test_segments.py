@@ -23,7 +23,7 @@ POSITIONS = np.array([[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]])
 DOCUMENTS = np.array([[7, 7, 7, 8, 8, 9], [5, 5, -1, -1, -1, -1]])
 
 
-@settings(max_examples=cases(60, 2000), deadline=None)
+@settings(max_examples=cases(30, 2000), deadline=None)
 @given(BATCHES)
 def test_forms_equal_what_a_batch_was_made_of(batch: packs_made.Batch) -> None:
     positions = batch["position_ids"]
@@ -45,7 +45,7 @@ def test_forms_equal_what_a_batch_was_made_of(batch: packs_made.Batch) -> None:
     assert np.array_equal(row, batch["seq_idx"][0])
 
 
-@settings(max_examples=cases(60, 2000), deadline=None)
+@settings(max_examples=cases(30, 2000), deadline=None)
 @given(BATCHES)
 def test_real_lengths_are_those_without_pads(batch: packs_made.Batch) -> None:
     real = segments.real_cu_seqlens(batch["cu_seqlens"], batch["document_ids"])
@@ -106,7 +106,7 @@ def test_nemo_fills_with_minus_one() -> None:
     assert segments.nemo_cu_seqlens(POSITIONS[1:], DOCUMENTS[1:])["cu_seqlens"].tolist() == [[0, 6, -1]]
 
 
-@settings(max_examples=cases(40, 1000), deadline=None)
+@settings(max_examples=cases(20, 1000), deadline=None)
 @given(BATCHES)
 def test_fixed_forms_hold_each_rows_borders(batch: packs_made.Batch) -> None:
     positions, documents = batch["position_ids"], batch["document_ids"]

@@ -30,7 +30,7 @@ def blend_plan(kind: str = "full", num_sources: int = 2) -> Plan:
     return Plan(Branch("", leaves, tuple(quantised([1.0] * num_sources)), None), Order(kind=kind))  # type: ignore[arg-type]
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None)
+@settings(max_examples=cases(40, 5_000), deadline=None)
 @given(SCHEDULES, st.integers(1, 9), st.booleans(), st.integers(1, 200), st.integers(0, 2**64 - 1), st.data())
 def test_every_step_is_a_permutation_of_its_units(
     gaps: list[tuple[int, int]], unit: int, from_step: bool, length: int, key: int, data: st.DataObject

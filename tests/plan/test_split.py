@@ -22,7 +22,7 @@ def schedule_of(gaps: list[tuple[int, int]]) -> BatchSchedule:
     return BatchSchedule.of(pieces)
 
 
-@settings(max_examples=cases(80, 200), deadline=None)
+@settings(max_examples=cases(40, 200), deadline=None)
 @given(SCHEDULES, st.integers(0, 60))
 def test_steps_and_positions_agree(gaps: list[tuple[int, int]], step: int) -> None:
     schedule = schedule_of(gaps)
@@ -36,7 +36,7 @@ def test_steps_and_positions_agree(gaps: list[tuple[int, int]], step: int) -> No
         assert all(schedule.size(step + i) == size for i in range(num_equal or 3))
 
 
-@settings(max_examples=cases(120, 300), deadline=None)
+@settings(max_examples=cases(60, 300), deadline=None)
 @given(SCHEDULES, st.integers(1, 16), st.integers(1, 9), st.integers(1, 400), st.integers(0, 200), st.data())
 def test_disjoint_complete_and_prefixes(
     gaps: list[tuple[int, int]], world_size: int, micro: int, length: int, at_least: int, data: st.DataObject

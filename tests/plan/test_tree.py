@@ -30,7 +30,7 @@ orders = st.builds(
 )
 
 
-@settings(max_examples=cases(60, 150), deadline=None)
+@settings(max_examples=cases(30, 150), deadline=None)
 @given(trees, orders, st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=20))
 def test_bulk_equals_one_by_one(root: Node, order: Order, positions: list[int]) -> None:
     plan = Plan(root, order)

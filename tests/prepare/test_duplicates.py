@@ -45,7 +45,7 @@ def check(batches: list[HashArray]) -> Seen:
 
 
 @given(batches=st.lists(st.lists(st.tuples(HALVES, HALVES) | FEW, max_size=40), max_size=12))
-@settings(max_examples=cases(40, 5000), deadline=None)
+@settings(max_examples=cases(20, 5000), deadline=None)
 def test_as_a_set(batches: list[list[tuple[int, int]]]) -> None:
     check([array(batch) for batch in batches])
 

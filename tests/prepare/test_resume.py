@@ -139,6 +139,7 @@ def test_the_corpus_is_what_these_tests_need(runs: Runs, case: str) -> None:
     assert (documents["dropped"].get("bad") == len(faults.broken_lines())) == (CASES[case].errors == SKIP)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_another_number_of_workers(runs: Runs, tmp_path: Path, case: str, workers: int) -> None:
@@ -146,6 +147,7 @@ def test_another_number_of_workers(runs: Runs, tmp_path: Path, case: str, worker
     assert faults.content(tmp_path / "out") == runs.wanted(case)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_at_any_change_on_disk(runs: Runs, tmp_path: Path, case: str) -> None:
     """Killed once, at moments of the whole run, and continued by another number of workers."""
@@ -164,6 +166,7 @@ def test_killed_at_any_change_on_disk(runs: Runs, tmp_path: Path, case: str) -> 
         shutil.rmtree(output)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_again_and_again(runs: Runs, tmp_path: Path, case: str) -> None:
     wanted = runs.wanted(case)

@@ -45,7 +45,7 @@ from plan.framed.simulated import FORMS
 NAMES = sorted(FORMS)
 
 
-@settings(max_examples=cases(80, 2_000), deadline=None)
+@settings(max_examples=cases(40, 2_000), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 60), st.none() | st.integers(1, 3_000))
 def test_lanes_and_frames_deal_every_position_once(num_lanes: int, frame: int, length: int | None) -> None:
     lanes = Lanes(num_lanes=num_lanes, frame_positions=frame, num_positions=length)
@@ -93,7 +93,7 @@ def test_lanes_divide_every_batch() -> None:
         Lanes(num_lanes=3, frame_positions=1).positions(3, 0)
 
 
-@settings(max_examples=cases(60, 3_000), deadline=None)
+@settings(max_examples=cases(30, 3_000), deadline=None)
 @given(
     name=st.sampled_from(NAMES),
     num_lanes=st.sampled_from([1, 2, 3, 6]),
@@ -129,7 +129,7 @@ def test_every_item_once_and_none_starves(
 LEGS = st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(0, 9), st.integers(0, 12))
 
 
-@settings(max_examples=cases(48, 4_000), deadline=None)
+@settings(max_examples=cases(24, 4_000), deadline=None)
 @given(
     name=st.sampled_from(NAMES),
     batches=st.sampled_from([[(0, 12)], [(0, 6)], [(0, 12), (3, 24), (5, 6)]]),
@@ -332,7 +332,7 @@ def test_the_lanes_of_what_is_left_of_a_step_and_of_the_next() -> None:
 PAIRS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=40, unique=True).map(sorted)
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None)
+@settings(max_examples=cases(40, 5_000), deadline=None)
 @given(st.lists(st.tuples(PAIRS, st.booleans(), st.integers(0, 2**35)), min_size=1, max_size=4))
 def test_states_through_bytes(drawn: list[tuple[list[tuple[int, int]], bool, int]]) -> None:
     lanes = Lanes(num_lanes=7, frame_positions=100)
@@ -358,7 +358,7 @@ def test_states_through_bytes(drawn: list[tuple[list[tuple[int, int]], bool, int
         assert Journal(journal, lanes).unit(state.lane, state.unit) == state
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None)
+@settings(max_examples=cases(40, 5_000), deadline=None)
 @given(st.binary(max_size=30))
 def test_whatever_the_bytes_it_is_a_state_error(data: bytes) -> None:
     lanes = Lanes(num_lanes=3, frame_positions=10)
@@ -418,7 +418,7 @@ def test_merging_finds_what_is_wrong() -> None:
         merge_states([at_4, [LaneState(0, unit=2, first_unit=1)]], lanes, number=4)
 
 
-@settings(max_examples=cases(40, 2_000), deadline=None)
+@settings(max_examples=cases(20, 2_000), deadline=None)
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 5), st.integers(1, 6))
 def test_the_lanes_of_a_rank(num_lanes: int, world_size: int, micro: int, times: int) -> None:
     lanes, batch = Lanes(num_lanes=num_lanes, frame_positions=5), num_lanes * times

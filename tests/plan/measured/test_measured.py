@@ -65,7 +65,7 @@ def test_bits_are_booleans(members: np.ndarray) -> None:
         Bits(members)
 
 
-@settings(max_examples=cases(40, 2_000), deadline=None)
+@settings(max_examples=cases(20, 2_000), deadline=None)
 @given(st.lists(st.integers(0, 5) | st.just(200), max_size=60), st.booleans())
 def test_outputs_are_the_plain_list(counts: list[int], many: bool) -> None:
     counts = [count * 100 for count in counts] if many else counts
@@ -128,7 +128,7 @@ GROUPINGS = st.builds(
 )
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None)
+@settings(max_examples=cases(40, 5_000), deadline=None)
 @given(st.lists(st.integers(-2, 4), min_size=1, max_size=60), GROUPINGS)
 def test_groups_are_the_readers_buckets(names: list[int], grouping: Grouping) -> None:
     wanted = buckets(names, grouping)
@@ -193,7 +193,7 @@ def facts(draw: st.DrawFn) -> tuple[Facts, list[tuple[int, int, int, int]]]:
     return Facts(size, is_good=good, num_outputs=counts, lengths=lengths, groups=groups), plain
 
 
-@settings(max_examples=cases(60, 3_000), deadline=None)
+@settings(max_examples=cases(30, 3_000), deadline=None)
 @given(facts(), st.sampled_from(["items", "groups", "packs", "split"]))
 def test_every_unit_and_back(drawn: tuple[Facts, list[tuple[int, int, int, int]]], kind: str) -> None:
     known, plain = drawn

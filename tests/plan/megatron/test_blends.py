@@ -19,7 +19,7 @@ from headrace.plan.megatron import (
 )
 
 
-@settings(max_examples=cases(40, 1000), deadline=None)
+@settings(max_examples=cases(20, 1000), deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_exhaustive_blends_take_every_sample_once_and_in_order(sizes: list[int]) -> None:
     datasets, samples = build_exhaustive_blending_indices(sizes)

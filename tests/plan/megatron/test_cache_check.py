@@ -72,7 +72,7 @@ def test_orders_pass(given_: tuple[list[int], GPTSampling], first: int, chunk: i
     assert np.array_equal(np.concatenate(list(again.sample_index_chunks())), found.sample_index)
 
 
-@settings(max_examples=cases(60, 5000))
+@settings(max_examples=cases(30, 5000))
 @given(drawn(), st.data())
 def test_any_change_of_an_entry_is_found(given_: tuple[list[int], GPTSampling], data: st.DataObject) -> None:
     sizes, sampling = given_
@@ -88,7 +88,7 @@ def test_any_change_of_an_entry_is_found(given_: tuple[list[int], GPTSampling], 
     assert faults(changed, sizes, sampling)
 
 
-@settings(max_examples=cases(60, 5000))
+@settings(max_examples=cases(30, 5000))
 @given(drawn(), st.data())
 def test_any_change_of_the_sizes_is_found_or_changes_no_sample(
     given_: tuple[list[int], GPTSampling], data: st.DataObject

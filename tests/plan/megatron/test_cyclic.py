@@ -20,7 +20,7 @@ from plan.megatron import plainly
 NUMBERS = st.integers(1, 5)
 
 
-@settings(max_examples=cases(60, 3000), deadline=None)
+@settings(max_examples=cases(30, 3000), deadline=None)
 @given(st.integers(1, 80), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 6))
 def test_each_rank_takes_the_batches_of_the_sampler(
     total: int, size: int, ranks: int, sharded: bool, epoch: int

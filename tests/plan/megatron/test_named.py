@@ -33,7 +33,7 @@ def test_examples() -> None:
     assert tried >= 6
 
 
-@settings(max_examples=cases(40, 2000), deadline=None)
+@settings(max_examples=cases(20, 2000), deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=30).filter(any),
     st.integers(1, 3),

@@ -14,7 +14,7 @@ from headrace.plan.megatron import cyclic_batches, single_batches
 from plan.megatron import plainly
 
 
-@settings(max_examples=cases(60, 2000), deadline=None)
+@settings(max_examples=cases(30, 2000), deadline=None)
 @given(st.integers(1, 90), st.integers(0, 89), st.integers(1, 5), st.integers(1, 5), st.booleans())
 def test_single(total: int, consumed: int, size: int, ranks: int, drop: bool) -> None:
     """All ranks together take the samples in order, whatever their number."""
@@ -29,7 +29,7 @@ def test_single(total: int, consumed: int, size: int, ranks: int, drop: bool) ->
     assert all(batch.dtype == np.int64 for step in steps for batch in step)
 
 
-@settings(max_examples=cases(60, 2000), deadline=None)
+@settings(max_examples=cases(30, 2000), deadline=None)
 @given(st.integers(1, 60), st.integers(0, 9), st.integers(1, 4), st.integers(1, 4), st.booleans())
 @example(3, 0, 1, 2, False)
 def test_cyclic(total: int, step: int, size: int, ranks: int, sharded: bool) -> None:

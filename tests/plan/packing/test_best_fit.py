@@ -48,7 +48,7 @@ def documents(draw: st.DrawFn) -> tuple[list[int], int]:
     return draw(st.lists(st.integers(0, longest), max_size=80) | st.lists(few, max_size=80)), capacity
 
 
-@settings(max_examples=cases(120, 5_000), deadline=None)
+@settings(max_examples=cases(60, 5_000), deadline=None)
 @given(documents(), st.sampled_from([1, 2, 7, 1 << 18]))
 def test_it_is_the_quadratic_one(drawn: tuple[list[int], int], spread: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +65,7 @@ def test_it_is_the_quadratic_one_for_many_documents(seed: int) -> None:
     check(rng.choice(rng.integers(1, capacity // 2, 5), 600).tolist(), capacity)
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None)
+@settings(max_examples=cases(40, 5_000), deadline=None)
 @given(st.integers(20, 200), st.integers(3, 11), st.integers(20, 120), st.integers(0, 2**32))
 def test_it_is_the_quadratic_one_for_many_of_a_few_lengths(capacity: int, few: int, many: int, seed: int) -> None:
     """Several runs of packs have the same room, and one of them is taken from before all of it is filled."""

@@ -33,7 +33,7 @@ def documents(draw: st.DrawFn) -> tuple[list[int], int]:
     return draw(st.lists(st.integers(shortest, capacity), max_size=80)), capacity
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None)
+@settings(max_examples=cases(40, 5_000), deadline=None)
 @given(documents(), st.sampled_from([1, 3, 1 << 18]), st.sampled_from(["int32", "int64", "uint32"]))
 def test_it_is_the_plain_loop(drawn: tuple[list[int], int], chunk: int, dtype: str) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -43,7 +43,7 @@ def check(found: Forecast, lengths: IntArray, first_fit_documents: int) -> None:
         assert figures.lost_share == ledger.lost_share
 
 
-@settings(max_examples=cases(60, 3000))
+@settings(max_examples=cases(30, 3000))
 @given(
     st.lists(st.integers(0, 25), max_size=60),
     st.integers(1, 17),

@@ -50,7 +50,7 @@ def counted(lengths: list[int], packing: Packing) -> dict[str, int]:
     }
 
 
-@settings(max_examples=cases(120, 10_000), deadline=None)
+@settings(max_examples=cases(60, 10_000), deadline=None)
 @given(packs_plainly.drawn())
 def test_every_number_is_counted(drawn: tuple[list[int], Packing]) -> None:
     lengths, packing = drawn

@@ -26,7 +26,7 @@ def packs_of(plan: PackPlan) -> list[list[packs_plainly.Piece]]:
     return unpacked(plan.items(np.arange(len(plan))))
 
 
-@settings(max_examples=cases(80, 10_000), deadline=None)
+@settings(max_examples=cases(40, 10_000), deadline=None)
 @given(drawn())
 def test_packs_are_those_of_the_plain_model(given_: Drawn) -> None:
     lengths, packing = given_
@@ -40,7 +40,7 @@ def test_packs_are_those_of_the_plain_model(given_: Drawn) -> None:
     assert items.offsets[0] == 0
 
 
-@settings(max_examples=cases(60, 10_000), deadline=None)
+@settings(max_examples=cases(30, 10_000), deadline=None)
 @given(drawn())
 def test_every_token_once_or_lost_by_the_policy(given_: Drawn) -> None:
     """Counted token by token, without the model."""
@@ -71,7 +71,7 @@ def test_every_token_once_or_lost_by_the_policy(given_: Drawn) -> None:
     assert plan.ledger.num_tokens == sum(int(tokens.sum()) for tokens in seen)
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None)
+@settings(max_examples=cases(40, 5_000), deadline=None)
 @given(drawn(), st.integers(0, 99))
 def test_some_packs_in_any_order(given_: Drawn, seed: int) -> None:
     lengths, packing = given_
@@ -82,7 +82,7 @@ def test_some_packs_in_any_order(given_: Drawn, seed: int) -> None:
     assert unpacked(plan.items(some[:0])) == []
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None)
+@settings(max_examples=cases(40, 5_000), deadline=None)
 @given(
     drawn(),
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -108,7 +108,7 @@ def test_arrays_of_any_integers(dtype: str) -> None:
     assert packs_of(plan) == packs_plainly.packs(lengths, packing)
 
 
-@settings(max_examples=cases(60, 5_000), deadline=None)
+@settings(max_examples=cases(30, 5_000), deadline=None)
 @given(drawn(), st.integers(1, 12))
 def test_a_window_is_packed_as_if_it_were_alone(given_: Drawn, window: int) -> None:
     lengths, packing = given_
@@ -132,7 +132,7 @@ def test_a_window_is_packed_as_if_it_were_alone(given_: Drawn, window: int) -> N
         assert one == every
 
 
-@settings(max_examples=cases(60, 5_000), deadline=None)
+@settings(max_examples=cases(30, 5_000), deadline=None)
 @given(drawn())
 def test_what_is_said_of_the_plan(given_: Drawn) -> None:
     lengths, packing = given_

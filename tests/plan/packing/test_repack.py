@@ -37,7 +37,7 @@ def drawn(draw: st.DrawFn) -> tuple[list[int], Packing]:
     return draw(st.lists(st.sampled_from(few), max_size=60)), packing
 
 
-@settings(max_examples=cases(80, 5_000), deadline=None)
+@settings(max_examples=cases(40, 5_000), deadline=None)
 @given(drawn(), st.integers(0, 2**64 - 1))
 def test_only_pieces_that_take_the_same_room_change_places(drawn: tuple[list[int], Packing], key: int) -> None:
     lengths, packing = drawn
@@ -54,7 +54,7 @@ def test_only_pieces_that_take_the_same_room_change_places(drawn: tuple[list[int
     assert before == after, "every piece of every document exactly once"
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(drawn())
 def test_without_a_key_the_packs_are_those_of_the_plain_model(drawn: tuple[list[int], Packing]) -> None:
     lengths, packing = drawn

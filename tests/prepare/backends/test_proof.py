@@ -45,7 +45,7 @@ def only(index: int, count: int) -> Any:
     ("name", "special"),
     [("gpt2", "encode"), ("gpt2", "literal"), ("cl100k", "error"), ("o200k", "encode"), ("llama3", "literal")],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_first_of_the_fast_ones(name: str, special: Any, family: Any) -> None:
     choice = choose_backend(family.make(name), wanted="auto", special=special)
     assert choice.name == "fastokens"
@@ -63,6 +63,7 @@ def test_where_one_differs_the_next_is_tried(name: str, family: Any, monkeypatch
     assert choice.reasons["gigatoken"].startswith("differs on the probe: token ")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "wanted"), [("o200k", "fastokens"), ("gpt2", "tiktoken"), ("llama2", "gigatoken")])
 def test_the_wanted_one(name: str, wanted: str, family: Any) -> None:
     choice = choose_backend(family.make(name), wanted=wanted, special="encode")
@@ -142,7 +143,7 @@ WRONG = [swap_two_merges, drop_last_merge, exchange_two_ids, change_added_id, dr
 @pytest.mark.parametrize(
     ("library", "change"), [*(("gigatoken", change) for change in WRONG), ("fastokens", swap_two_merges)]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_library_with_another_tokeniser_is_found_out(
     change: Any, library: str, family: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,7 @@ def test_only_the_tar_index(tmp_path: Path, scanned: list[str]) -> None:
     assert not (root / ".nv-meta/index.uuid").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("media", [None, MediaFilter(strategy="HEADER")])
 def test_processes_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, media: MediaFilter | None) -> None:
     root = make(tmp_path / "d", range(9))

@@ -68,7 +68,7 @@ def test_a_record_converts_or_is_refused(name: str, data: st.DataObject) -> None
             assert all(0 <= span.begin < span.end <= len(message["content"]) for span in spans)
 
 
-@settings(max_examples=cases(40, 2000), deadline=None)
+@settings(max_examples=cases(20, 2000), deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), anything | turns, max_size=5), max_size=3))
 def test_records_are_recognised_or_refused(records: list[dict[str, Any]]) -> None:
     try:

@@ -36,7 +36,7 @@ PIECES = [
 texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 
 
-@settings(max_examples=cases(120, 5000), deadline=None)
+@settings(max_examples=cases(60, 5000), deadline=None)
 @given(texts, texts, texts)
 def test_the_parts_make_the_whole(shared: str, left: str, right: str) -> None:
     chosen, rejected = shared + left, shared + right
@@ -59,7 +59,7 @@ def test_the_parts_make_the_whole(shared: str, left: str, right: str) -> None:
             assert not "🏻" <= answer[0] <= "🏿"
 
 
-@settings(max_examples=cases(80, 3000), deadline=None)
+@settings(max_examples=cases(40, 3000), deadline=None)
 @given(st.text("ab ", max_size=6), st.text("ab ", min_size=1, max_size=4), st.text("ab ", min_size=1, max_size=4))
 def test_ascii_is_cut_as_trl_cuts(shared: str, left: str, right: str) -> None:
     """The rule of TRL's extract_prompt, except that at the very beginning it would look at the last character."""

@@ -142,7 +142,7 @@ def spans_and_stretches(draw: st.DrawFn) -> tuple[Spanned, np.ndarray[Any, Any]]
     return Spanned(ids, np.array([len(sizes)]), begins[chosen], ends[chosen], in_order), stretches
 
 
-@settings(max_examples=cases(120, 10_000))
+@settings(max_examples=cases(60, 10_000))
 @given(spans_and_stretches(), st.booleans())
 def test_masks_by_a_plain_loop(drawn: tuple[Spanned, np.ndarray[Any, Any]], straddling: bool) -> None:
     spanned, stretches = drawn

@@ -196,7 +196,7 @@ def small_tar(layout: int) -> tuple[bytes, Samples]:
     return tar_bytes(members_of(samples), layout), samples
 
 
-@settings(max_examples=cases(60, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(30, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     layout=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=4),

@@ -294,7 +294,7 @@ def test_cbor_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.sampled_from(["npy", "npz", "ten", "mp", "cbor", "json", "txt.gz"]), st.data())
-@settings(max_examples=cases(60, 150))
+@settings(max_examples=cases(30, 150))
 def test_flipped_bytes_decode_or_fail_with_the_part(part: str, data: st.DataObject) -> None:
     sound = {
         "npy": npy(np.arange(6)),
