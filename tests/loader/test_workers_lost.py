@@ -153,6 +153,26 @@ def test_a_message_cut_in_two(texts: Path) -> None:
     assert [text.rstrip("x") for text in found] == EXPECTED
 
 
+def test_killed_before_the_first_task(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = set(active_children())
+    kills = iter([signal.SIGKILL, signal.SIGKILL])
+    dealt = workers_torch.Order.__iter__
+
+    def killed_then_dealt(order: workers_torch.Order) -> Iterator[Any]:
+        workers = set(active_children()) - others  # torch asks for tasks once before there are any
+        if workers and (kill := next(kills, None)):
+            pid = workers.pop().pid or 0
+            os.kill(pid, kill)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # where torch raises, if it does
+        return dealt(order)
+
+    monkeypatch.setattr(workers_torch.Order, "__iter__", killed_then_dealt)
+    assert texts_of(loader_of(MediaDataset.open(texts, **media_texts.TEXT))) == EXPECTED
+    assert len(warnings_in(caplog)) == 2
+
+
 @pytest.mark.parametrize(("method", "kills", "seed"), [("fork", 6, 1), ("forkserver", 2, 2)])
 def test_killed_at_random_moments(texts: Path, method: str, kills: int, seed: int) -> None:
     draw = random.Random(seed)

@@ -26,7 +26,7 @@ from headrace.loader.workers_report import DescribeSample, Reporter
 from headrace.loader.workers_side import Sent, Side, Torn
 from headrace.loader.workers_start import context_of, disown, safe_start_method
 from headrace.loader.workers_table import State, Table, TraceFile
-from headrace.loader.workers_torch import Order, data_loader, names_of, no_alarm, pipe_of, shut_down, started_by
+from headrace.loader.workers_torch import Order, data_loader, names_of, pipe_of, shut_down, started_by
 from headrace.loader.workers_watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill, within
 
 if TYPE_CHECKING:
@@ -147,7 +147,6 @@ class Crew:
             raise WorkerError(f"worker processes cannot be started: {error}") from error
         finally:
             self.processes += started_by(self._batches, before)
-        no_alarm(self._batches)
         names = names_of(self._batches)
         reading = self._reading
         self._watch = Watch(

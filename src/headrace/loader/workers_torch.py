@@ -3,6 +3,7 @@
 Names that begin with ``_`` are torch's own, as of 2.13. Where a version has others, what they are for is lost:
 
 _remove_worker_pids      a dead worker is replaced: torch raises in the midst of a training step, which is warned of
+_MultiProcessingDataLoaderIter, _get_iterator, _reset    so is one that dies before all have their first tasks
 _workers                 workers are told apart from those of a loader that starts at the same time
 _worker_result_queue     a message of which a dead worker has written one half is not waited for
 _index_queues, _workers_done_event and that one    semaphores have no names that a killed run leaves behind
@@ -24,6 +25,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from headrace.loader.workers_side import Sent, Side
 from headrace.loader.workers_table import Table
@@ -76,7 +78,7 @@ def data_loader(
     """
     generator = torch.Generator()
     generator.manual_seed((torch.initial_seed() + next(_starts)) % 2**63)
-    return DataLoader(
+    return _Loader(
         side,
         sampler=order,
         batch_size=None,
@@ -90,6 +92,19 @@ def data_loader(
         worker_init_fn=side.start,
         generator=generator,
     )
+
+
+class _Loader(DataLoader[Any]):
+    def _get_iterator(self) -> Any:
+        return _Batches(self)
+
+
+class _Batches(_MultiProcessingDataLoaderIter):
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """All workers have started; now they are given their first tasks."""
+        if first_iter:
+            no_alarm(self)
+        super()._reset(loader, first_iter)
 
 
 def _as_is(batch: Any) -> Any:
