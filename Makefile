@@ -14,7 +14,9 @@ demo: $(VENV)/dev  ## text to batches, killed and resumed on another number of r
 	$(BIN)/python examples/demo
 
 test: $(VENV)/dev  ## the test suite
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --ignore tests/prepare --ignore tests/loader --ignore tests/examples
+	$(BIN)/python -m pytest -n 2 tests/loader tests/examples
+	$(BIN)/python -m pytest -n 2 tests/prepare
 
 lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/ruff format --check .

@@ -81,7 +81,7 @@ def units_of(kind: str, batches: Any) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("kind", ["singles", "groups", "sized", "packs", "torn"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_chains_of_resumes_on_other_ranks_and_workers(root: Path, kind: str) -> None:
     fed = {"num_lanes": LANES}
     wanted = units_of(kind, itertools.islice(train(root, config(), kind, **fed), 60))

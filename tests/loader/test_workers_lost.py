@@ -173,6 +173,7 @@ def test_killed_before_the_first_task(
     assert len(warnings_in(caplog)) == 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("method", "kills", "seed"), [("fork", 6, 1), ("forkserver", 2, 2)])
 def test_killed_at_random_moments(texts: Path, method: str, kills: int, seed: int) -> None:
     draw = random.Random(seed)

@@ -63,7 +63,7 @@ def test_what_a_run_left_is_not_believed(tmp_path: Path, inputs: Path, kit: Any,
             run(again)
         return faults.content(again)
 
-    assert endured(output / WORK_NAME / name, use, count=cases(3, 500), vouched=True) == {}
+    assert endured(output / WORK_NAME / name, use, count=cases(2, 500), vouched=True) == {}
 
 
 def test_a_state_says_when_it_is_damaged(tmp_path: Path) -> None:

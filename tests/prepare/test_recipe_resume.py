@@ -88,6 +88,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_another_number_of_workers(made: Runs, tmp_path: Path, case: str) -> None:
     made.action(case, tmp_path / "out", 3)()
@@ -101,6 +102,7 @@ def test_another_number_of_workers(made: Runs, tmp_path: Path, case: str) -> Non
     assert ("max_records" in dropped) == ("max_records" in CASES[case][0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_at_any_change_on_disk(made: Runs, tmp_path: Path, case: str) -> None:
     wanted, output = made.wanted(case), tmp_path / "out"
@@ -108,7 +110,7 @@ def test_killed_at_any_change_on_disk(made: Runs, tmp_path: Path, case: str) -> 
     assert faults.content(tmp_path / "count") == wanted
     chance = random.Random(case)
     late = range(moments * 3 // 4, moments)
-    few = cases(2, 80)
+    few = cases(1, 80)
     for moment in sorted(chance.sample(range(moments), few) + chance.sample(late, few)):
         workers = 1 + moment % 3
         is_done = faults.run_killed(made.action(case, output, workers), moment)
@@ -119,6 +121,7 @@ def test_killed_at_any_change_on_disk(made: Runs, tmp_path: Path, case: str) -> 
         shutil.rmtree(output)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_again_and_again(made: Runs, tmp_path: Path, case: str) -> None:
     wanted, output = made.wanted(case), tmp_path / "out"
@@ -139,7 +142,7 @@ def test_an_overwrite_leaves_nothing_of_other_domains(made: Runs, tmp_path: Path
     moments = len(faults.list_changes(made.action(second, output, 2, overwrite=True)))
     assert faults.content(output) == made.wanted(second)
     assert not [path for path in output.iterdir() if path.is_dir() and path.name != "provenance"]
-    for moment in random.Random(2).sample(range(moments - 60, moments), cases(2, 60)):
+    for moment in random.Random(2).sample(range(moments - 60, moments), cases(1, 60)):
         shutil.rmtree(output)
         made.action(first, output, 2)()
         faults.run_killed(made.action(second, output, 2, overwrite=True), moment)

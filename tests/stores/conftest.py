@@ -6,3 +6,4 @@ from counts import cases
 from headrace.testing.stores import StoreContract
 
 StoreContract.flip_every = cases(5, 1)
+StoreContract.range_every = cases(17, 3)

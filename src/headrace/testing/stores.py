@@ -55,6 +55,9 @@ class StoreContract:
     flip_every: ClassVar[int] = 1
     """A bit is flipped in each such byte of the files, 1: in all."""
 
+    range_every: ClassVar[int] = 3
+    """Ranges are read from each such token on, to each that follows."""
+
     def write(self, folder: Path, documents: Documents) -> Path:
         """Write the documents in this format below an empty folder, and return what `open` takes."""
         raise NotImplementedError
@@ -114,7 +117,7 @@ class StoreContract:
                 ask()
 
     def test_fetch_every_range(self, store: Store, stream: NDArray[Any]) -> None:
-        for begin in range(0, len(stream) + 1, 3):
+        for begin in range(0, len(stream) + 1, self.range_every):
             for end in range(begin, len(stream) + 1):
                 found = store.fetch(begin, end)
                 assert not found.flags.writeable
