@@ -91,6 +91,8 @@ class Warm:
             )
 
     def close(self) -> None:
+        # Closed is not enough: workers of a loader that still lives are forks of this process, and have the socket too.
+        self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._process.wait()
 

@@ -33,6 +33,7 @@ def samples(ledger: Ledger) -> SampleLedger:
     return ledger.samples
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["indexed", "keyed", "jsonl"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_count_as_the_first_manifest_did(tmp_path: Path, kind: str, layout: str) -> None:

@@ -131,7 +131,7 @@ def test_indices_of_samples_and_batches(system: System, root: Path, encoder: str
     assert all(len(found) == 1 for found in of_index.values())
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("encoder", KINDS)
 def test_what_is_drawn_depends_on_the_seed(system: System, root: Path, encoder: str, num_workers: int) -> None:
@@ -183,6 +183,7 @@ def differing_resumes(system: System, root: Path, encoder: str, *, val: bool, ev
 THEIRS_FAIL = [("Generating", False), ("Grouping", True), ("Packing", True), ("Posting", True)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("system", "encoder", "val"),
     [
@@ -206,6 +207,7 @@ def test_not_resumed_by_theirs(root: Path, tmp_path: Path, encoder: str, val: bo
     assert differing_resumes(theirs, root, encoder, val=val)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("encoder", ["Generating", "Grouping", "Posting"])
 def test_resumed_with_workers(system: System, root: Path, encoder: str) -> None:
     options = {"shuffle_buffer_size": 6, "max_samples_per_sequence": 4, **KINDS[encoder]}
@@ -220,6 +222,7 @@ def test_resumed_with_workers(system: System, root: Path, encoder: str) -> None:
     assert [seen(batch) for batch in system.given(resumed, 6)] == wanted
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("encoder", "num_workers"), [("Plain", 0), ("Plain", 2), ("Drawing", 0), ("Generating", 0), ("Packing", 0)]
 )

@@ -140,7 +140,7 @@ def write_drawn(root: Path, shards: dict[str, tuple[int, Tar]]) -> None:
                 tar.addfile(info, io.BytesIO(data))
 
 
-@settings(max_examples=cases(10, 300), deadline=None)
+@settings(max_examples=cases(5, 300), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_drawn_tars(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     shards = drawn_tars(random.Random(seed))

@@ -91,7 +91,7 @@ def theirs(path: Path, part: str = "train", **options: Any) -> list[dict[str, An
     return [energon_peer.fields(sample) for sample in energon_peer.load(path, part, **given)]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", MAPS)
 def test_typed(tmp_path: Path, kind: str) -> None:
     mine, other = (write_shards(tmp_path / name, SHARDS) for name in ("ours", "theirs"))

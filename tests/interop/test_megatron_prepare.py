@@ -101,7 +101,7 @@ def read_documents(megatron: Any, prefix: Path) -> list[list[int]]:
     return [[int(token) for at in range(begin, end) for token in peer[at]] for begin, end in itertools.pairwise(bounds)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["tokenizers", "gigatoken", "fastokens"])
 @pytest.mark.parametrize("vocab_size", [620, 65_505], ids=["uint16", "int32"])
 def test_prepared_text_is_megatrons(

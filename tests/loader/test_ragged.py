@@ -62,6 +62,7 @@ def expected(run: Run, positions: list[int]) -> dict[str, Any]:
     return records_made.tensors(run.datasets[0].collate(samples))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_micro_batch_is_its_items_collated(

@@ -22,6 +22,7 @@ GOLDEN = {
 HUGE = [2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**32 + 15, 2**53 + 1, 2**61 - 1, 2**62 - 1, 2**62]
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("length", EDGES)
 @pytest.mark.parametrize("key", [0, 1, 2**64 - 1])
 def test_every_element_exactly_once(length: int, key: int) -> None:

@@ -515,6 +515,7 @@ def test_standard_input(folder: Path) -> None:
     assert "cannot be sampled" in invoke("--recipe", "r.yaml", "--dry-run").stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["indexed", "keyed", "hdf5", "jsonl"])
 def test_an_estimate_of_all_is_exact(folder: Path, layout: str) -> None:
     runs.write_lines(folder / "data" / "a.jsonl", runs.conversations(60))

@@ -88,7 +88,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_another_number_of_workers(made: Runs, tmp_path: Path, case: str) -> None:
     made.action(case, tmp_path / "out", 3)()
@@ -102,7 +102,7 @@ def test_another_number_of_workers(made: Runs, tmp_path: Path, case: str) -> Non
     assert ("max_records" in dropped) == ("max_records" in CASES[case][0])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_at_any_change_on_disk(made: Runs, tmp_path: Path, case: str) -> None:
     wanted, output = made.wanted(case), tmp_path / "out"
@@ -121,7 +121,7 @@ def test_killed_at_any_change_on_disk(made: Runs, tmp_path: Path, case: str) -> 
         shutil.rmtree(output)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_again_and_again(made: Runs, tmp_path: Path, case: str) -> None:
     wanted, output = made.wanted(case), tmp_path / "out"

@@ -139,7 +139,7 @@ def test_the_corpus_is_what_these_tests_need(runs: Runs, case: str) -> None:
     assert (documents["dropped"].get("bad") == len(faults.broken_lines())) == (CASES[case].errors == SKIP)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_another_number_of_workers(runs: Runs, tmp_path: Path, case: str, workers: int) -> None:
@@ -166,7 +166,7 @@ def test_killed_at_any_change_on_disk(runs: Runs, tmp_path: Path, case: str) -> 
         shutil.rmtree(output)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_again_and_again(runs: Runs, tmp_path: Path, case: str) -> None:
     wanted = runs.wanted(case)
@@ -184,6 +184,7 @@ def test_killed_again_and_again(runs: Runs, tmp_path: Path, case: str) -> None:
         shutil.rmtree(output)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["shuffled", "keyed"])
 def test_an_interrupt_at_any_change_loses_no_checkpoint(runs: Runs, tmp_path: Path, case: str) -> None:
     """Unlike a kill all that cleans up sees it; ``names`` are where a file has its name, and the folder is synced."""
@@ -207,6 +208,7 @@ def test_an_interrupt_at_any_change_loses_no_checkpoint(runs: Runs, tmp_path: Pa
         shutil.rmtree(output)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["plain", "keyed"])
 def test_an_overwrite_that_is_killed_never_mixes_old_and_new(runs: Runs, tmp_path: Path, case: str) -> None:
     old, new = runs.wanted("bad records skipped, keyed, shuffled"), runs.wanted(case)

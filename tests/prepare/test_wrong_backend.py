@@ -104,6 +104,7 @@ def test_nothing_from_the_task_on_is_of_the_wrong_tokeniser(
     assert 0 < manifest.backend.proved["sampled_documents"] <= begin
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bytes_after_any_kill_and_for_any_number_of_workers(
     kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str

@@ -10,6 +10,7 @@ from headrace.stores.indexed_index import Column
 from headrace.stores.indexed_layout import Layout
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", ["mmap", "pread"])
 @pytest.mark.parametrize("count", [1, 2, 511, 512, 513, 1023, 1024, 1025, 5000])
 @pytest.mark.parametrize("repeats", [1, 3, 700])

@@ -33,6 +33,7 @@ class HugeLengths:
         return (np.cumsum(lengths) - lengths)[documents], lengths[documents]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", ["best_fit", "best_fit_split", "greedy", "first_fit"])
 def test_documents_of_thousands_of_full_pieces(strategy: Any) -> None:
     """300 documents of 2^33 + 5 tokens: 2^41 tokens, of which every piece lies where it should."""

@@ -13,6 +13,7 @@ from headrace.prepare.backends.proof import load_backend
 from headrace.prepare.backends.truth import TokenizersBackend
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch_characters", [1 << 20, 3_000, 1])
 def test_compare_names_the_first_text_that_differs(
     batch_characters: int, family: Any, monkeypatch: pytest.MonkeyPatch

@@ -53,6 +53,7 @@ def test_the_first_of_the_fast_ones(name: str, special: Any, family: Any) -> Non
     assert (choice.reasons, choice.routes) == ({}, "")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])
 def test_where_one_differs_the_next_is_tried(name: str, family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """gigatoken 0.10 has a later Unicode than `tokenizers`: other letters in GPT-2's pattern, other marks in NFC."""
@@ -220,6 +221,7 @@ def test_the_probe_is_the_same_each_time_and_holds_what_it_should(family: Any) -
     assert len(set(together)) > 30_000
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("special", ["encode", "literal"])
 def test_texts_with_added_tokens_that_look_beside_them_go_to_the_truth(special: Any, family: Any) -> None:
     added = [AddedToken("<mask>", special=True, lstrip=True), AddedToken("and", special=False, single_word=True)]

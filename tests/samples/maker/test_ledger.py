@@ -94,6 +94,7 @@ def check(made: Made, records: list[Any]) -> None:
         assert sums.kept == len(made.arrays[key].values)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", RECORDS)
 @settings(max_examples=cases(16, 1500), deadline=None)
 @given(st.data())
