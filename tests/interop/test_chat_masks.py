@@ -70,7 +70,7 @@ def dated(name: str) -> bool:
     return "date" in FAMILIES[name.removesuffix("-generation")].features
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "unigram"])
 @pytest.mark.parametrize("name", [name for name in suite_names(generation=True) if not dated(name)])
 def test_masks_of_blocks_are_transformers(hf: Any, name: str, kind: str) -> None:

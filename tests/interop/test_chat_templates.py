@@ -95,6 +95,7 @@ def requests(draw: st.DrawFn, name: str) -> tuple[talks.Talk, dict[str, Any]]:
     return messages, options
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", suite_names(generation=True))
 def test_texts_are_equal(hf: Any, name: str) -> None:
     template = ChatTemplate.load(name, now=talks.NOW)

@@ -31,6 +31,7 @@ def flat(batches: list[list[str]]) -> list[str]:
     return [text for batch in batches for text in batch]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("val", [False, True])
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 5), (2, 5), (3, 4), (4, 3)])
 def test_the_length_of_a_rank(folder: Path, world_size: int, batch_size: int, val: bool) -> None:
@@ -46,6 +47,7 @@ def test_the_length_of_a_rank(folder: Path, world_size: int, batch_size: int, va
     assert set(lengths) == {-(-(21 if val else 40) // (world_size * batch_size))}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("world_size", "num_workers"), [(2, 0), (3, 0), (2, 2), (7, 0)])
 def test_ranks_and_workers_share_all_samples(folder: Path, world_size: int, num_workers: int) -> None:
     wanted = [f"a{number}" for number in range(40)]
@@ -95,6 +97,7 @@ def test_the_first_version(folder: Path) -> None:
     assert take(our_loader(path, batch_size=8, order="energon"), 30) == take(their_loader(path, batch_size=8), 30)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (1, 3), (2, 1), (3, 0)])
 def test_repetitions(folder: Path, world_size: int, num_workers: int) -> None:
     """Whole ones are exact in both; of fractions Energon loses some with every worker, and we lose none."""

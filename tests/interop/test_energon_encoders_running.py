@@ -64,6 +64,7 @@ def seen(batch: dict[str, Any]) -> str:
     return repr(sorted((name, value) for name, value in batch.items() if name not in ("__restore_key__", "__key__")))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("world_size", "num_workers"), TOPOLOGIES)
 @pytest.mark.parametrize("encoder", ["Packing", "Posting"])
 def test_packs_of_validation(system: System, root: Path, encoder: str, world_size: int, num_workers: int) -> None:
@@ -89,6 +90,7 @@ def test_packs_of_training(system: System, root: Path) -> None:
     assert max(times.values()) - min(times.values()) <= 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("world_size", "num_workers"), TOPOLOGIES)
 def test_groups(system: System, root: Path, world_size: int, num_workers: int) -> None:
     """Batches of one group and its size, each sample once; what is left of a group comes at the end of each reader."""
@@ -114,6 +116,7 @@ def test_generators_and_skipped_samples(system: System, root: Path, world_size: 
     assert len({draw for batch in batches for draw in batch["draws"]}) == len(wanted), "each output draws on its own"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("encoder", ["Drawing", "Generating"])
 def test_indices_of_samples_and_batches(system: System, root: Path, encoder: str, num_workers: int) -> None:
@@ -183,7 +186,7 @@ def differing_resumes(system: System, root: Path, encoder: str, *, val: bool, ev
 THEIRS_FAIL = [("Generating", False), ("Grouping", True), ("Packing", True), ("Posting", True)]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("system", "encoder", "val"),
     [
@@ -200,6 +203,7 @@ def test_resumed_at_every_step(system: System, root: Path, encoder: str, val: bo
     assert not differing_resumes(system, root, encoder, val=val, every=cases(4, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("encoder", "val"), THEIRS_FAIL)
 def test_not_resumed_by_theirs(root: Path, tmp_path: Path, encoder: str, val: bool) -> None:
     """Between two outputs of a sample they draw other numbers; once all samples are read they begin from the first."""
@@ -207,7 +211,7 @@ def test_not_resumed_by_theirs(root: Path, tmp_path: Path, encoder: str, val: bo
     assert differing_resumes(theirs, root, encoder, val=val)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoder", ["Generating", "Grouping", "Posting"])
 def test_resumed_with_workers(system: System, root: Path, encoder: str) -> None:
     options = {"shuffle_buffer_size": 6, "max_samples_per_sequence": 4, **KINDS[encoder]}
@@ -222,7 +226,7 @@ def test_resumed_with_workers(system: System, root: Path, encoder: str) -> None:
     assert [seen(batch) for batch in system.given(resumed, 6)] == wanted
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("encoder", "num_workers"), [("Plain", 0), ("Plain", 2), ("Drawing", 0), ("Generating", 0), ("Packing", 0)]
 )

@@ -71,6 +71,7 @@ def test_training_order(folder: Path, name: str, world_size: int, num_workers: i
         ours.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("drop", "num_workers"), [(False, 0), (True, 2)])
 @pytest.mark.parametrize("name", ["a", "repeats"])
 def test_training_without_repeat(folder: Path, name: str, num_workers: int, drop: bool) -> None:
@@ -82,7 +83,7 @@ def test_training_without_repeat(folder: Path, name: str, num_workers: int, drop
     assert take(our_loader(*place, order="energon", **given)) == wanted
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 0), (3, 0), (1, 2), (2, 1)])
 def test_validation_order(folder: Path, world_size: int, num_workers: int, limit: int | None) -> None:

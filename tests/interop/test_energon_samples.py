@@ -119,6 +119,7 @@ def plain_dataset(root: Path, *, legacy: bool = False) -> Path:
     return root
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["split.json", "other.yaml"])
 @pytest.mark.parametrize("legacy", [False, True])
 def test_excluded_samples_and_other_names(tmp_path: Path, name: str, legacy: bool) -> None:

@@ -104,7 +104,7 @@ def forbid(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> Any:
     return forbid
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("seed", range(cases(12, 200)))
 def test_one_dataset(peer: Peer, tmp_path: Path, forbid: Any, seed: int) -> None:

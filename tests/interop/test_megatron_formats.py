@@ -158,7 +158,7 @@ def same(mine: Any, theirs: Any, multimodal: bool) -> None:
     np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_joined(tmp_path: Path, megatron: Any, seed: int) -> None:
     """C3, by ``add_index``: documents of both before, between and after."""
