@@ -14,9 +14,9 @@ demo: $(VENV)/dev  ## text to batches, killed and resumed on another number of r
 	$(BIN)/python examples/demo
 
 test: $(VENV)/dev  ## the test suite
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/loader tests/examples
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/prepare
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/prepare --ignore tests/loader --ignore tests/examples
+	$(BIN)/python -m pytest -n 2 tests/loader tests/examples
+	$(BIN)/python -m pytest -n 2 tests/prepare --ignore tests/prepare/backends
+	$(BIN)/python -m pytest -n 2 --ignore tests/loader --ignore tests/examples --ignore-glob 'tests/prepare/[!b]*'
 
 lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/ruff format --check .
@@ -24,7 +24,7 @@ lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/mypy
 
 interop: $(VENV)/interop  ## comparisons with the peers' own packages, reduced counts
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/examples tests/interop -m interop
+	$(BIN)/python -m pytest -n 2 tests/examples tests/interop -m interop
 
 soak: $(VENV)/dev  ## large runs that are killed or measured, every variant of the costly tests
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "soak or sampled"

@@ -190,7 +190,7 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
                 worker.kill()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_whole_tree_is_killed_at_random_moments(

@@ -358,7 +358,7 @@ def test_a_fast_library_gives_the_same_bytes(folder: Path, workers: int, monkeyp
             assert (folder / "slow" / file.name).read_bytes() == (folder / "fast" / file.name).read_bytes()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["other ids", "impossible ids", "a refusal"])
 def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the sample, or since a record is bad that the truth takes; what it has made of the task is thrown away."""

@@ -121,7 +121,7 @@ def test_killed_at_any_change_on_disk(made: Runs, tmp_path: Path, case: str) -> 
         shutil.rmtree(output)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("case", CASES)
 def test_killed_again_and_again(made: Runs, tmp_path: Path, case: str) -> None:
     wanted, output = made.wanted(case), tmp_path / "out"

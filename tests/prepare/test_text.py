@@ -210,6 +210,7 @@ def headrace_replace(value: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(value, **changes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shuffle", [None, 7])
 def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_path: Path, shuffle: int | None) -> None:
     contents = []

@@ -75,6 +75,7 @@ def encoded(kit: Any, corpus: Path) -> list[list[int]]:
     return [[*tokenizer.encode(text, add_special_tokens=False).ids, kit.eod] for text in texts]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("piece_bytes", [1 << 20, 700])
 def test_nothing_from_the_task_on_is_of_the_wrong_tokeniser(
     kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
