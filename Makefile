@@ -24,10 +24,10 @@ lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/mypy
 
 interop: $(VENV)/interop  ## comparisons with the peers' own packages, reduced counts
-	$(BIN)/python -m pytest -n 2 tests/examples tests/interop -m interop
+	$(BIN)/python -m pytest -n 2 tests/interop -m "interop and not soak"
 
 soak: $(VENV)/dev  ## large runs that are killed or measured, every variant of the costly tests
-	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "soak or sampled"
+	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop"
 
 interop-full: $(VENV)/interop  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"

@@ -28,7 +28,7 @@ import warm
 # None may depend on how busy the machine is.
 settings.register_profile(
     "headrace",
-    max_examples=counts.cases(15, 100),
+    max_examples=counts.cases(12, 100),
     derandomize=not counts.FULL,
     print_blob=True,
     deadline=None,

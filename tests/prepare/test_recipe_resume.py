@@ -135,6 +135,7 @@ def test_killed_again_and_again(made: Runs, tmp_path: Path, case: str) -> None:
     assert faults.content(output) == wanted
 
 
+@pytest.mark.soak
 def test_an_overwrite_leaves_nothing_of_other_domains(made: Runs, tmp_path: Path) -> None:
     first, second, *_ = CASES
     output = tmp_path / "out"

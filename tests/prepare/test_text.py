@@ -230,6 +230,7 @@ def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_pa
     assert plainly.stored(tmp_path / "3", expected.keys) == expected.documents
 
 
+@pytest.mark.soak
 def test_the_order_does_not_depend_on_the_buckets(
     kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
