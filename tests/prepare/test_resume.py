@@ -147,7 +147,7 @@ def test_another_number_of_workers(runs: Runs, tmp_path: Path, case: str, worker
     assert faults.content(tmp_path / "out") == runs.wanted(case)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_at_any_change_on_disk(runs: Runs, tmp_path: Path, case: str) -> None:
     """Killed once, at moments of the whole run, and continued by another number of workers."""
