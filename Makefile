@@ -24,7 +24,7 @@ lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/mypy
 
 interop: $(VENV)/interop  ## comparisons with the peers' own packages, reduced counts
-	$(BIN)/python -m pytest -n 2 tests/interop -m "interop and not soak"
+	$(BIN)/python -m pytest -n 2 tests/examples tests/interop -m interop
 
 soak: $(VENV)/dev  ## large runs that are killed or measured, every variant of the costly tests
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop"

@@ -42,8 +42,8 @@ SAYS = {
     "train_loop.py": ["before the stop: [", "loss at first"],
     "what_was_fed.py": ["step 340 is the positions 2720 to 2727", "epoch 0, sample"],
 }
-ELSEWHERE = {"sft_trainer.py": [pytest.mark.interop, pytest.mark.soak], "torchrun_ddp.py": [pytest.mark.soak]}
-"""Examples that take minutes: with packages that only `make interop-full` has, or that start torch many times."""
+ELSEWHERE = {"sft_trainer.py": pytest.mark.interop, "torchrun_ddp.py": pytest.mark.soak}
+"""Examples with packages that only `make interop` has, or that start torch many times."""
 LEARNS = {"dpo.py": 0.5, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
 """What the last loss may be at most of the first."""
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -85,7 +85,7 @@ def test_every_example_is_here_and_short() -> None:
         assert len(file.read_text().splitlines()) < 60, file
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=ELSEWHERE.get(name, [])) for name in sorted(SAYS)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=ELSEWHERE.get(name, ())) for name in sorted(SAYS)])
 def test_example(name: str, tmp_path: Path, interpreter: warm.Warm) -> None:
     output = run(name, tmp_path, interpreter)
     for said in SAYS[name]:

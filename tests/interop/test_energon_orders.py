@@ -176,10 +176,10 @@ def global_batches(
 def test_global_batches_do_not_depend_on_the_topology(folder: Path) -> None:
     """Energon's are equal where ranks times workers are; ours for any ranks, workers and micro-batches."""
     path = mixed(folder, "weights")
-    shapes = [((1, 4), 2), ((4, 1), 2)]
+    shapes = [((1, 4), 2), ((2, 2), 2), ((4, 1), 2)]
     theirs = [global_batches(their_loader, path, *shape, max_samples_per_sequence=5) for shape in shapes]
-    assert theirs[0] == theirs[1]
-    more = [((2, 2), 2), ((4, 1), 1), ((1, 0), 8), ((8, 0), 1), ((1, 3), 4)]
+    assert theirs[0] == theirs[1] == theirs[2]
+    more = [((4, 1), 1), ((1, 0), 8), ((2, 0), 1), ((8, 0), 1), ((4, 0), 2), ((1, 3), 4)]
     ours = [global_batches(our_loader, path, *shape) for shape in shapes + more]
     assert all(one == ours[0] for one in ours)
     fewer = global_batches(their_loader, path, (1, 2), 2, max_samples_per_sequence=5)

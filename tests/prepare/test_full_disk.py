@@ -65,7 +65,6 @@ def test_no_space_from_any_write_on(kit: Any, tmp_path: Path, case: str) -> None
         assert faults.content(output) == wanted, f"full from change {moment:,} on"
 
 
-@pytest.mark.soak
 @pytest.mark.usefixtures("small_run")
 def test_an_old_output_survives_a_full_disk(kit: Any, tmp_path: Path) -> None:
     """Until the new one is complete nothing of the old one is touched."""

@@ -102,7 +102,7 @@ def test_another_number_of_workers(made: Runs, tmp_path: Path, case: str) -> Non
     assert ("max_records" in dropped) == ("max_records" in CASES[case][0])
 
 
-@pytest.mark.soak
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_at_any_change_on_disk(made: Runs, tmp_path: Path, case: str) -> None:
     wanted, output = made.wanted(case), tmp_path / "out"

@@ -317,7 +317,6 @@ def test_another_tokeniser_is_refused(unfinished: Path) -> None:
         continued(unfinished)
 
 
-@pytest.mark.soak
 def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it discards the old run, there is none, or it is whole."""
     shutil.copytree(unfinished / "out", tmp_path / "before")

@@ -7,7 +7,9 @@ import gc
 import os
 import pickle
 import shutil
+import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,28 +31,38 @@ LENGTHS = [0, 0, 3, 1, 0, 20, 7, 0, 5, 300, 2, 0]
 
 
 def _views_hold(data: bytes) -> bool:
-    """Whether arrays that a store gave have the same bytes when it is closed and gone."""
+    """Whether arrays that a store gave are all there, and have the same bytes when it is closed and gone."""
     store: Store = pickle.loads(data)
     views = [store.document(number) for number in range(len(store))] + [store.fetch(0, store.num_tokens)]
     views += store.pieces(np.cumsum(store.lengths) - store.lengths, store.lengths)
     if (stream := store.stream_view()) is not None:
         views.append(stream)
     before = [view.tobytes() for view in views]
+    # By documents, at once, in pieces, and where there is one as a view of the stream.
+    wanted = (3 if stream is None else 4) * store.num_tokens * store.dtypes[store.keys[0]].itemsize
     store.close()
     del store
     gc.collect()
-    return [view.tobytes() for view in views] == before
+    return [view.tobytes() for view in views] == before and sum(map(len, before)) == wanted
 
 
-def _in_a_child(holds: Callable[[], bool]) -> int:
-    """42 when it does; otherwise the code, or minus the signal, that a forked process ended with."""
+def _forked(holds: Callable[[], bool]) -> int:
+    """The number of a process that looks whether something holds; `_code` is 42 if so."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
             code = 42 if holds() else 2
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(code)
+    return child
+
+
+def _code(child: int) -> int:
+    """With which code a process has ended, or minus the signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -290,7 +302,7 @@ class StoreContract:
 
     def test_arrays_outlive_the_store(self, store: Store) -> None:
         data = pickle.dumps(store)
-        assert _in_a_child(lambda: _views_hold(data)) == 42  # in ours, memory that is gone would end all tests
+        assert _code(_forked(lambda: _views_hold(data))) == 42  # in ours, memory that is gone would end all tests
 
     def test_a_closed_store_opens_its_files_again(self, store: Store, stream: NDArray[Any]) -> None:
         assert store.fetch(0, 5).tolist() == stream[:5].tolist()
@@ -331,8 +343,9 @@ class StoreContract:
                 stream[3:7].tolist()
             ]
 
-        assert _in_a_child(same) == 42
+        child = _forked(same)
         assert store.gather(np.array([4]), 4).tolist() == [stream[4:8].tolist()]
+        assert _code(child) == 42
 
     def test_fingerprint(self, tmp_path: Path, path: Path, documents: Documents) -> None:
         prints = {self.open(path).fingerprint, self.open(path).fingerprint}
