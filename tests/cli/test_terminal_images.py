@@ -123,7 +123,7 @@ def read_sixel(text: str) -> np.ndarray[Any, Any]:
 
 
 @given(SIZES)
-@settings(max_examples=cases(8, 200), deadline=None)
+@settings(max_examples=cases(4, 200), deadline=None)
 def test_sixel_draws_every_pixel_once(size: tuple[int, int]) -> None:
     whole = picture(size).quantize(7).convert("RGB")  # few colours, which quantising again keeps
     shown = read_sixel(sixel(whole))

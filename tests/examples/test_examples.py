@@ -42,8 +42,11 @@ SAYS = {
     "train_loop.py": ["before the stop: [", "loss at first"],
     "what_was_fed.py": ["step 340 is the positions 2720 to 2727", "epoch 0, sample"],
 }
-ELSEWHERE = {"sft_trainer.py": pytest.mark.interop, "torchrun_ddp.py": pytest.mark.soak}
-"""Examples with packages that only `make interop` has, or that start torch many times."""
+ELSEWHERE = {
+    "sft_trainer.py": pytest.mark.interop,
+    **dict.fromkeys(["blend.py", "pack.py", "torchrun_ddp.py", "what_was_fed.py"], pytest.mark.soak),
+}
+"""Examples with packages that only `make interop` has, and the longest ones."""
 LEARNS = {"dpo.py": 0.5, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
 """What the last loss may be at most of the first."""
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -58,6 +58,7 @@ def drawn(data: st.DataObject, *, multiple: int, max_rows: int = 3) -> tuple[lis
     return data.draw(rows.filter(lambda rows: any(rows))), size
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=cases(3, 300), deadline=None)
 @given(st.sampled_from([1, 1, 2]), st.sampled_from(["identity", "causal"]), st.data())

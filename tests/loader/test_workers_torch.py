@@ -135,6 +135,7 @@ def test_a_torch_that_names_otherwise_what_is_its_own(
     assert ("does not know torch" in caplog.text) == (names is PRIVATE)
 
 
+@pytest.mark.soak
 def test_crews_that_start_at_once_have_their_own_workers(texts: Path) -> None:
     data = MediaDataset.open(texts, **media_texts.TEXT)
     loaders = [loader_of(data, num_workers=1, start_method="forkserver") for _ in range(2)]

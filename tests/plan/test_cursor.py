@@ -81,6 +81,7 @@ def test_a_recipe_of_another_state_is_refused() -> None:
         ({"version": None}, "version None"),
         ({"position": "7"}, "damaged.*position"),
         ({"surplus": 1}, "damaged.*surplus"),
+        ({"\ud800": 1}, "damaged.*surrogates"),
         ({"recipe": {}}, "hashes the parts"),
         ({"lanes": [7]}, "damaged.*lanes"),
         ({"step": 3}, "step 3 at position 10, which is in step 2"),

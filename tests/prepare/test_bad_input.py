@@ -50,6 +50,7 @@ def opens(folder: Path) -> bool:
     return False
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
     ("bad", "message"),
@@ -62,7 +63,6 @@ def opens(folder: Path) -> bool:
         (b'{"text": "a", "other": "\xe9"}\n', "not UTF-8: byte 0xe9 at byte 24 of the line"),
     ],
 )
-@pytest.mark.sampled(1)
 def test_file_and_line_deep_in_a_large_file(kit: Any, tmp_path: Path, bad: bytes, message: str, workers: int) -> None:
     # 2.3 MB over three spans of the file and several blocks of the reader; blank lines count as lines.
     kit.write(tmp_path / "a.jsonl", [{"text": "fine"}] * 10)

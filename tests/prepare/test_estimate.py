@@ -152,6 +152,7 @@ def test_a_sample_tells_of_the_whole(
     assert 0.85 * peak < estimate.peak_disk_bytes < 2.5 * output_bytes
 
 
+@pytest.mark.soak
 def test_files_of_all_kinds_together(
     kit: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +241,7 @@ def test_a_library_that_differs_in_the_sample(kit: Any, tmp_path: Path, monkeypa
     assert estimate.documents == 1
 
 
+@pytest.mark.soak
 def test_one_compressed_file_keeps_one_worker_busy(kit: Any, texts: list[str], tmp_path: Path) -> None:
     path = write(tmp_path, "jsonl.gz", texts)
     options = TextOptions(tokens=TRUTH, workers=64, task_bytes=50_000)

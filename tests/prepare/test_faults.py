@@ -242,7 +242,7 @@ def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_pat
     assert alive == []
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.soak
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_keeps_what_is_done(kit: Any, corpus: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
     output = tmp_path / "out"

@@ -55,7 +55,7 @@ def test_no_space_from_any_write_on(kit: Any, tmp_path: Path, case: str) -> None
 
     moments = writes(action)
     wanted = faults.content(output)
-    for moment in random.Random(case).sample(moments, cases(8, len(moments))):
+    for moment in random.Random(case).sample(moments, cases(4, len(moments))):
         shutil.rmtree(output)
         with faults.full_disk(moment), pytest.raises(OutputError, match=rf"{output}.*: No space left on device"):
             action()
@@ -81,7 +81,7 @@ def test_an_old_output_survives_a_full_disk(kit: Any, tmp_path: Path) -> None:
     moments = writes(lambda: action(1))
     new = faults.content(output)
     action(None)
-    for moment in [*random.Random(0).sample(moments, cases(4, 60)), *moments[-3:]]:
+    for moment in [*random.Random(0).sample(moments, cases(2, 60)), *moments[-2:]]:
         with faults.full_disk(moment), pytest.raises(OutputError, match="No space left on device"):
             action(1)
         if not (output / WORK_NAME / "commit.json").exists():

@@ -169,6 +169,7 @@ def at(monkeypatch: pytest.MonkeyPatch, time: str) -> None:
     monkeypatch.setattr(resolving, "datetime", Clock)
 
 
+@pytest.mark.soak
 def test_a_run_that_goes_on_the_next_day_ends_in_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs.make_model(folder / "model", TIMED)
     runs.write_lines(folder / "data" / "a.jsonl", TALKS * 8)

@@ -166,7 +166,7 @@ def test_killed_at_any_change_on_disk(runs: Runs, tmp_path: Path, case: str) -> 
         shutil.rmtree(output)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("case", CASES)
 def test_killed_again_and_again(runs: Runs, tmp_path: Path, case: str) -> None:
     wanted = runs.wanted(case)
@@ -195,7 +195,7 @@ def test_an_interrupt_at_any_change_loses_no_checkpoint(runs: Runs, tmp_path: Pa
         moment + 1 for moment, kind in enumerate(moments[:-1]) if (kind, moments[moment + 1]) == ("rename", "fsync")
     ]
     chance = random.Random(case)
-    for moment in sorted({*chance.sample(names, cases(4, 30)), *chance.sample(range(len(moments)), cases(3, 100))}):
+    for moment in sorted({*chance.sample(names, cases(2, 30)), *chance.sample(range(len(moments)), cases(2, 100))}):
         had_state: list[bool] = []
         note = functools.partial(lambda had: had.append((work / "state").exists()), had_state)
         with faults.interrupted(moment, note):
@@ -225,7 +225,7 @@ def test_an_overwrite_that_is_killed_never_mixes_old_and_new(runs: Runs, tmp_pat
     assert faults.content(output) == new
     # What is interesting is at the end: the old goes, the new comes, the work folder goes.
     end = range(moments - 90, moments)
-    for moment in end if FULL else random.Random(1).sample(end, 8):
+    for moment in end if FULL else random.Random(1).sample(end, 3):
         put_old()
         faults.run_killed(runs.action(case, output, 2, overwrite=True), moment)
         names = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
@@ -323,7 +323,7 @@ def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path, monkeypatch:
     # The table of origins goes before run.json, if nobody takes care.
     in_order = lambda path: sorted(os.scandir(path), key=lambda entry: entry.name)  # noqa: E731
     monkeypatch.setattr(output_folder, "os", types.SimpleNamespace(**{**vars(os), "scandir": in_order}))
-    for moment in range(0, 60, cases(12, 1)):
+    for moment in range(0, 60, cases(20, 1)):
         shutil.rmtree(unfinished / "out")
         shutil.copytree(tmp_path / "before", unfinished / "out")
         assert not faults.run_killed(lambda: continued(unfinished, restart=True), moment)

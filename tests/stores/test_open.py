@@ -263,6 +263,7 @@ print(most)
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 def test_more_stores_than_files_may_be_open(tmp_path: Path, reader: str) -> None:
     count = counts.cases(800, 10_000)

@@ -80,7 +80,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         try:
             return msgspec.convert(fields, cls)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise StateError(f"the saved state is damaged: {error}") from error
 
     def verified(self, recipe: Recipe, schedule: BatchSchedule, length: int | None, *, saved: Recipe | None) -> Cursor:

@@ -180,6 +180,7 @@ def test_of_a_piece_that_is_there_twice_the_last_counts(family: Any) -> None:
     assert ours.ids.tolist() == theirs.ids.tolist()
 
 
+@pytest.mark.soak
 def test_long_texts_and_words(family: Any) -> None:
     content = variant(family, "NFKC", "always")
     prose = "".join(family.texts)

@@ -117,6 +117,7 @@ def test_a_full_disk(tmp_path: Path, begin: Callable[[Path], None], monkeypatch:
         shutil.rmtree(root)
 
 
+@pytest.mark.soak
 def test_a_process_that_is_killed(tmp_path: Path) -> None:
     """A real one, with workers, at any moment."""
     for shard in range(24):

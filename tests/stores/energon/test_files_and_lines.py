@@ -130,6 +130,10 @@ def test_an_index_of_another_file(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         JsonlSamplesStore(path)[1]
     (problem,) = JsonlSamplesStore(path).check()
     assert "its index is of another file" in problem.message
+    np.array([0, 2**63 - 1, -(2**62), 27]).tofile(path.with_suffix(".jsonl.idx"))
+    for number, words in ((1, "9223372036854775807 to -4611686018427387904"), (2, "-4611686018427387904 to 27")):
+        with pytest.raises(InputError, match=f"sample {number}: from byte {words} by its index"):
+            JsonlSamplesStore(path)[number]
 
 
 def test_a_record_that_is_no_json(tmp_path: Path) -> None:

@@ -222,3 +222,13 @@ def test_media_of_a_folder(tmp_path: Path) -> None:
     assert not index(tmp_path).has_samples
     with pytest.raises(StoreError, match=r"media_metadata of 'd/x\.png'"):
         index(tmp_path).media_metadata("d/x.png")
+
+
+def test_a_schema_whose_name_is_not_utf_8(root: Path) -> None:
+    """SQLite tells its name in an error that Python cannot decode."""
+    with closing(sqlite3.connect(root / ".nv-meta/index.sqlite")) as connection:
+        connection.execute("PRAGMA writable_schema=ON")
+        connection.execute("UPDATE sqlite_master SET name = CAST(X'AF6B' AS TEXT), sql = 'CREATE TABLE ('")
+        connection.commit()
+    with pytest.raises(StoreError, match=r"index\.sqlite: cannot be read"):
+        list(index(root).samples())

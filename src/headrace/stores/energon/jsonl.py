@@ -136,15 +136,15 @@ class JsonlSamplesStore(SampleStore):
 
     def _ranges(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         numbers = positions(numbers, len(self), f"{self.path}: sample numbers")
-        begins = self._offsets[numbers]
-        sizes = self._offsets[numbers + 1] - begins
-        if (sizes <= 0).any():
-            at = int(np.argmax(sizes <= 0))
+        begins, ends = self._offsets[numbers], self._offsets[numbers + 1]
+        is_bad = (begins < 0) | (ends <= begins)
+        if is_bad.any():
+            at = int(np.argmax(is_bad))
             raise InputError(
-                f"{self.path}: sample {numbers[at]}: from byte {begins[at]} to {begins[at] + sizes[at]} by its index,"
-                " which is of another file; make it anew"
+                f"{self.path}: sample {numbers[at]}: from byte {begins[at]} to {ends[at]} by its index, which is of"
+                " another file; make it anew"
             )
-        return begins, sizes
+        return begins, ends - begins
 
 
 def is_records_of_text(path: str, using: Reader) -> bool:

@@ -193,7 +193,7 @@ class SqliteIndex:
                 cursor.close()
         except UnicodeEncodeError:
             return  # a name that is not UTF-8, which no index holds
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             hint = "" if self.path.is_file() else "; it is missing, prepare the dataset again"
             raise StoreError(f"{self.path}: cannot be read: {error}{hint}") from error
 
