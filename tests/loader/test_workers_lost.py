@@ -19,10 +19,11 @@ import pytest
 
 import media_texts
 from counts import PATIENCE_S
-from headrace import Loader, MediaDataset, Order, Reading, Run, WorkerError
+from headrace import InputError, Loader, MediaDataset, Order, Reading, Run, WorkerError
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, stateless
 from headrace.loader import threads, workers_torch
+from headrace.loader.workers import Workers
 from headrace.samples.media import TextSample
 from waiting import Clock, clock_that
 
@@ -171,6 +172,57 @@ def test_killed_before_the_first_task(
     monkeypatch.setattr(workers_torch.Order, "__iter__", killed_then_dealt)
     assert texts_of(loader_of(MediaDataset.open(texts, **media_texts.TEXT))) == EXPECTED
     assert len(warnings_in(caplog)) == 2
+
+
+class Dies:
+    """Kills its worker, as often as said for all processes together."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        self._folder = folder
+        self._times = times
+
+    def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
+        if parts["txt"] == str(media_texts.BAD):
+            self._folder.mkdir(exist_ok=True)
+            done = len(list(self._folder.iterdir()))
+            if done < self._times:
+                (self._folder / str(done)).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return {"text": parts["txt"]}
+
+
+@pytest.mark.parametrize(("num_workers", "prefetch", "times"), [(2, None, 2), (2, None, 3), (1, 8, 4), (2, 5, 3)])
+def test_killed_several_times_in_a_row(
+    texts: Path, tmp_path: Path, num_workers: int, prefetch: int | None, times: int
+) -> None:
+    """New workers are given fewer tasks at once than those before had: the rest of these must not be forgotten."""
+    data = media_texts.loaded(texts, Dies(tmp_path / "killed", times))
+    loader = loader_of(data, num_workers=num_workers, prefetch=prefetch, micro_batch_size=1, max_replacements=times)
+    assert texts_of(loader) == EXPECTED
+    assert len(list((tmp_path / "killed").iterdir())) == times
+
+
+def test_what_the_plan_raises_is_not_forgotten_when_workers_are_lost(texts: Path, tmp_path: Path) -> None:
+    def tasks() -> Iterator[int]:
+        yield from range(4)
+        raise InputError("the plan ends here")
+
+    flag = tmp_path / "killed"
+
+    def read(task: int) -> int:
+        if task == 1 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return task
+
+    workers: Workers[int] = Workers(
+        lambda: read, Reading(num_workers=2, prefetch=4, start_method="fork"), pin=False, describe=str
+    )
+    found: list[tuple[int, int]] = []
+    with pytest.raises(InputError, match="the plan ends here"):
+        found.extend(workers.filled(tasks()))
+    workers.close()
+    assert found == [(number, number) for number in range(4)]
 
 
 @pytest.mark.sampled(1)

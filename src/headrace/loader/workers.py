@@ -17,7 +17,6 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.errors import StateError, WorkerError
@@ -80,7 +79,8 @@ class Workers(Generic[T]):
         """
         self._stream += 1
         mine = self._stream
-        sent = self._begin(tasks)
+        due = _Due(tasks)
+        sent = self._begin(due)
         losses = 0
         try:
             while True:
@@ -89,12 +89,13 @@ class Workers(Generic[T]):
                 message, loss = self._next(sent)
                 if loss:
                     losses += 1
-                    undelivered = self._give_up(sent, loss, losses)
-                    sent = self._begin(chain(undelivered, tasks), careful=losses > 1)
+                    self._give_up(due, loss, losses)
+                    sent = self._begin(due, careful=losses > 1)
                     continue
                 if message is END:
                     break
-                task = sent.popleft().task
+                sent.popleft()
+                task = due.handed_over()
                 losses = 0
                 if isinstance(message, Failed):
                     raise message.again()
@@ -116,10 +117,10 @@ class Workers(Generic[T]):
             self.close(kill=True)
             raise
 
-    def _begin(self, tasks: Iterator[T], *, careful: bool = False) -> deque[Sent]:
+    def _begin(self, due: _Due[T], *, careful: bool = False) -> deque[Sent]:
         if self._crew is not None and self._reading.persistent_workers:
             with contextlib.suppress(Stale):
-                return self._deal(self._crew, tasks)
+                return self._deal(self._crew, due)
         # They are kept no longer, or one has died, or is busy with what nobody wants.
         self.close(kill=self._crew is not None)
         crew = self._crew = Crew(
@@ -131,17 +132,17 @@ class Workers(Generic[T]):
             describe_sample=self._describe_sample,
         )
         _living.add(self)
-        return self._deal(crew, tasks)
+        return self._deal(crew, due)
 
-    def _deal(self, crew: Crew, tasks: Iterator[T]) -> deque[Sent]:
+    def _deal(self, crew: Crew, due: _Due[T]) -> deque[Sent]:
         try:
-            return crew.begin(tasks)
+            return crew.begin(iter(due))
         except BaseException:
             self.close(kill=True)
             raise
 
-    def _give_up(self, sent: deque[Sent], loss: str, losses: int) -> list[T]:
-        """End all workers; the tasks that were dealt out and not handed over, for new ones.
+    def _give_up(self, due: _Due[T], loss: str, losses: int) -> None:
+        """End all workers, and say where new ones go on.
 
         Raises:
             WorkerError: they are not replaced.
@@ -153,8 +154,7 @@ class Workers(Generic[T]):
                 f"{loss}. Workers cannot be replaced: {self._unrestorable} is not marked @stateless, so that what it "
                 "gave depends on what it had before; mark it if that is not so, or go on from the last checkpoint"
             )
-        undelivered = [one.task for one in sent]
-        at = f"; next come {self._describe(undelivered[0])}" if undelivered else ""
+        at = f"; next come {self._describe(due.first[0])}" if due.first else ""
         if self._reading.on_lost_worker == "raise":
             raise WorkerError(f"{loss}{at}. on_lost_worker='replace' has new workers go on there")
         if losses > self._reading.max_replacements:
@@ -163,9 +163,8 @@ class Workers(Generic[T]):
                 "sample, or give workers more memory or time"
             )
         _log.warning("%s%s. New workers go on there (%d)", loss, at, losses)
-        if undelivered and self._restarted is not None:
-            self._restarted(undelivered[0])
-        return undelivered
+        if due.first and self._restarted is not None:
+            self._restarted(due.first[0])
 
     def close(self, *, kill: bool = False) -> None:
         """End the processes, within seconds; the next stream starts new ones. ``kill``: whatever they are at."""
@@ -176,6 +175,32 @@ class Workers(Generic[T]):
     def __del__(self) -> None:
         if getattr(self, "_crew", None) is not None:
             self.close()
+
+
+class _Due(Generic[T]):
+    """The tasks of a stream. Each is dealt out again to whoever begins, until its message is handed over."""
+
+    def __init__(self, tasks: Iterator[T]) -> None:
+        self._tasks = tasks
+        self._failed: Exception | None = None
+        self.first: deque[T] = deque()
+        """Those that were dealt out, and not handed over."""
+
+    def __iter__(self) -> Iterator[T]:
+        """All that are due, from the first one on; raises what the planning of tasks raised, each time."""
+        yield from tuple(self.first)
+        try:
+            for task in self._tasks:
+                self.first.append(task)
+                yield task
+        except Exception as error:  # only once: an iterator that has raised ends without a word
+            self._failed = error
+        if self._failed is not None:
+            raise self._failed
+
+    def handed_over(self) -> T:
+        """The first one, which is due no more."""
+        return self.first.popleft()
 
 
 _living: weakref.WeakSet[Workers[Any]] = weakref.WeakSet()
