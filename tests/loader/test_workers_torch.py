@@ -62,7 +62,8 @@ def test_after_an_interrupt_the_rest_comes(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         found.extend(text for batch in loader for text in batch["text"])
     assert found == EXPECTED[: loader.position]
-    assert 6 <= len(found) < 40
+    # The sample is dealt out when the third message is in, which an interrupt may take before it is handed over.
+    assert 4 <= len(found) < 40
     assert not set(active_children()) - others, "nobody knows where they are"
     assert found + texts_of(loader) == EXPECTED
     loader.close()
