@@ -40,7 +40,7 @@ class InlineWorkers:
     A task waits, in a thread, until each of its pieces was taken note of: a kill finds it half-way.
     """
 
-    def __init__(self, num_workers: int, setup: Setup) -> None:
+    def __init__(self, num_workers: int, setup: Setup, *, serve: object = None) -> None:
         self._num_workers = num_workers
         self._worker = Worker(self, msgspec.structs.replace(setup, parent=os.getppid()))  # type: ignore[arg-type]
         self._orders: list[tuple[int, Order]] = []

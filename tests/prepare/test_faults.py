@@ -33,6 +33,7 @@ from headrace.prepare import (
     prepare_text,
     text_run,
 )
+from headrace.prepare.forking import ONE_THREAD
 from headrace.prepare.output_folder import WORK_NAME
 from headrace.prepare.piece import read_piece
 
@@ -70,12 +71,17 @@ def wanted(kit: Any, file: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 def own_workers(pid: int | None = None) -> list[psutil.Process]:
+    """Those of this process, or of another that has no other children."""
     children = []
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "headrace.prepare.worker" in " ".join(child.cmdline()):
+            if pid is not None or "headrace.prepare.worker" in " ".join(child.cmdline()):
                 children.append(child)
     return children
+
+
+def are_forks(workers: list[psutil.Process]) -> bool:
+    return not any("headrace.prepare.worker" in " ".join(worker.cmdline()) for worker in workers)
 
 
 def at_progress(action: Callable[[], None], *, times: int = 1) -> Callable[[TextProgress], None]:
@@ -165,11 +171,12 @@ prepare_text([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], options=options)
 """
 
 
-def start(file: Path, output: Path, kit: Any, options: TextOptions) -> subprocess.Popen[bytes]:
-    """`prepare_text` with many checkpoints, in a process of its own."""
+def start(file: Path, output: Path, kit: Any, options: TextOptions, *, forks: bool = False) -> subprocess.Popen[bytes]:
+    """`prepare_text` with many checkpoints, in a process of its own, of which workers are forks or not."""
     encoded = msgspec.json.encode(options).decode()
     command = [sys.executable, "-c", PROGRAM, str(file), str(output), str(kit.tokenizer), encoded]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    environment = {**os.environ, **(ONE_THREAD if forks else {})}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
 
 def opens(output: Path) -> bool:
@@ -202,7 +209,8 @@ def test_the_whole_tree_is_killed_at_random_moments(
         output = tmp_path / "out"
         for life in itertools.count():
             number = [workers, 3, 1][life % 3]
-            process = start(file, output, kit, msgspec.structs.replace(CASES[case], workers=number))
+            options = msgspec.structs.replace(CASES[case], workers=number)
+            process = start(file, output, kit, options, forks=life % 2 == 0)
             with process:
                 try:
                     # Two of the lives end early.
@@ -230,11 +238,13 @@ def wait_for_pieces(output: Path, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the run made no pieces")
 
 
-def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_path: Path) -> None:
-    process = start(corpus, tmp_path / "out", kit, PLAIN)
+@pytest.mark.parametrize("forks", [False, True])
+def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_path: Path, forks: bool) -> None:
+    process = start(corpus, tmp_path / "out", kit, PLAIN, forks=forks)
     wait_for_pieces(tmp_path / "out", process)
     workers = own_workers(process.pid)
     assert len(workers) == 2
+    assert are_forks(workers) == (forks and sys.platform == "linux")
     process.kill()
     with process:
         process.communicate(timeout=PATIENCE_S)
@@ -256,6 +266,7 @@ def test_ctrl_c_keeps_what_is_done(kit: Any, corpus: Path, tmp_path: Path, numbe
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for_pieces(output, process)
     workers = own_workers(process.pid)
+    assert len(workers) == 2
     if number == signal.SIGINT:  # some schedulers send it to every process of the job
         for worker in workers:
             worker.send_signal(number)
@@ -311,3 +322,31 @@ def test_a_piece_that_was_cut_short(
     with pytest.raises(OutputError, match=r"0\.0\.piece: a temporary piece is (damaged|torn)"):
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux alone")
+def test_forks_that_are_killed_are_replaced(kit: Any, corpus: Path, tmp_path: Path) -> None:
+    """And what they have of the run, such as its lock, is gone with it: the same command goes on at once."""
+    output = tmp_path / "out"
+    process = start(corpus, output, kit, PLAIN, forks=True)
+    wait_for_pieces(output, process)
+    before = own_workers(process.pid)
+    before[0].send_signal(signal.SIGSTOP)  # this one outlives the run
+    before[1].kill()
+    until = time.monotonic() + PATIENCE_S
+    while not (after := set(own_workers(process.pid)) - set(before)) and time.monotonic() < until:
+        time.sleep(0.002)
+    assert len(after) == 1
+    assert are_forks(list(after))
+    process.kill()
+    with process:
+        process.communicate(timeout=PATIENCE_S)
+    try:
+        done = start(corpus, output, kit, PLAIN, forks=True)
+        with done:
+            _, errors = done.communicate(timeout=PATIENCE_S)
+        assert done.returncode == 0, errors.decode()
+    finally:
+        before[0].send_signal(signal.SIGCONT)
+    prepare_text([corpus], tmp_path / "wanted", tokenizer=kit.tokenizer, options=PLAIN)
+    assert faults.content(output) == faults.content(tmp_path / "wanted")

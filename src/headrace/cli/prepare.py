@@ -15,6 +15,7 @@ from headrace.cli.prepare_shards import refuse_shard_options, shard_options
 from headrace.cli.prepare_tars import is_in_place, refuse_tar_options, tar_options
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
+from headrace.prepare.forking import be_one_thread
 
 if TYPE_CHECKING:
     from headrace.prepare import Estimate, TextOptions, TextProgress
@@ -29,7 +30,16 @@ CONTINUED = ("continuing", "the run was complete", "the output is complete")
 """How notices begin that say that an earlier run did a part of the work."""
 
 
-@click.command(cls=Command, name="prepare", short_help="Make a store of text, records or media.")
+class _OneThread(Command):
+    """A command whose process has one thread, so that workers may be forks of it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; before anything loads a library that would begin with threads."""
+        be_one_thread()
+        return super().invoke(ctx)
+
+
+@click.command(cls=_OneThread, name="prepare", short_help="Make a store of text, records or media.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--output", "-o", metavar="DIR", help="Folder for the result; new or empty.")
 @click.option("--recipe", metavar="FILE", help="Make samples as a recipe says, of YAML or JSON; see docs/recipes.md.")

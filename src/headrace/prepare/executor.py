@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.errors import HeadraceError, WorkerError
+from headrace.prepare.forking import ONE_THREAD, Fork, interrupts_blocked, may_fork
 from headrace.prepare.messages import Failed, HashDone, PieceDone, Progress, Reply
 
 RUN_AHEAD = 2
@@ -27,6 +30,7 @@ MAX_DEATHS = 3
 """Workers that one task may cost before the run gives up: what kills three is not chance."""
 
 _EXIT_WAIT_S = 10.0
+_FAREWELL_S = 2.0
 _COMMAND = "import sys; from headrace.prepare.worker import main; main(int(sys.argv[1]))"
 
 
@@ -41,19 +45,28 @@ class Order(Protocol):
 class Workers:
     """Subprocesses, each at the end of its own socket, so that the death of one blocks no other.
 
-    Leaving the context ends them all. A worker whose parent is killed ends by itself.
+    Leaving the context ends them all: where nothing went wrong they are let end by themselves, with what they have
+    started. A worker whose parent is killed ends by itself too.
 
     Args:
         num_workers: how many.
         setup: the first message to each.
         command: the program of a worker, Python that serves the descriptor ``sys.argv[1]``; by default that for texts.
+        serve: what does the same in a fork of this process, with what is loaded here; where it can be forked.
     """
 
-    def __init__(self, num_workers: int, setup: msgspec.Struct, command: str | None = None) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        setup: msgspec.Struct,
+        command: str | None = None,
+        serve: Callable[[int], None] | None = None,
+    ) -> None:
         self._setup = msgspec.msgpack.encode(setup)
         self._command = command or _COMMAND
+        self._serve = serve
         self._num_workers = num_workers
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | Fork] = []
         self._connections: list[Connection] = []
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
@@ -69,6 +82,8 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self._dismiss()
         self._stop()
 
     def __len__(self) -> int:
@@ -105,24 +120,9 @@ class Workers:
         ours, theirs = socket.socketpair()
         with theirs:
             connection = Connection(ours.detach())
-            environment = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-                # Processes are the parallelism here: threads inside each would only fight over the cores.
-                "TOKENIZERS_PARALLELISM": "false",
-                "RAYON_NUM_THREADS": "1",
-                "OMP_NUM_THREADS": "1",
-            }
             try:
-                with _interrupts_blocked():
-                    process = subprocess.Popen(
-                        [sys.executable, "-P", "-c", self._command, str(theirs.fileno())],
-                        stdin=subprocess.DEVNULL,
-                        stdout=2,  # standard output may be a pipe that carries --json
-                        env=environment,
-                        pass_fds=[theirs.fileno()],
-                        process_group=0,  # Ctrl-C reaches the parent alone
-                    )
+                with interrupts_blocked():
+                    process = self._process(theirs.fileno())
             except OSError as error:
                 connection.close()
                 raise WorkerError(
@@ -139,6 +139,27 @@ class Workers:
             self._connections.append(connection)
         with contextlib.suppress(ConnectionError):
             connection.send_bytes(self._setup)
+
+    def _process(self, descriptor: int) -> subprocess.Popen[bytes] | Fork:
+        if self._serve is not None and may_fork():
+            return Fork(functools.partial(self._serve, descriptor), descriptor)
+        path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", self._command, str(descriptor)],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # standard output may be a pipe that carries --json
+            env={**os.environ, "PYTHONPATH": path, **ONE_THREAD},
+            pass_fds=[descriptor],
+            process_group=0,  # Ctrl-C reaches the parent alone
+        )
+
+    def _dismiss(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        until = time.monotonic() + _FAREWELL_S
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(until - time.monotonic(), 0.0))
 
     def _stop(self) -> None:
         for process in self._processes:
@@ -163,16 +184,6 @@ class Workers:
         if code < 0:
             return f"{who} was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
         return f"{who} ended with exit status {code}; its last words are above"
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Processes started within never see SIGINT, from their first instruction on; it is the parent's to handle."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Execution:

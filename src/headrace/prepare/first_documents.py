@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from headrace.prepare.backends import TRUTH, Choice, OnCompared, SpecialPolicy, compare, load_backend
+from headrace.prepare.backends import TRUTH, Choice, OnCompared, ProvedEncoder, compare
+from headrace.prepare.forking import apart, may_fork
 from headrace.prepare.options import TextOptions
 from headrace.prepare.sources import RecordSpec, SourceFile, Span, open_span
 
@@ -19,6 +21,17 @@ MIN_TEXT_BYTES = 64 << 10
 
 SHARE_OF_TEXT = 0.009
 """Of the text of the run, the most that its first documents may be: with those sampled later it is below 1 %."""
+
+
+class FirstProof(NamedTuple):
+    """What came of the proof of the first documents."""
+
+    choice: Choice
+    """As it was; or that of ``tokenizers``, where a text differs."""
+    num_texts: int
+    """Proved."""
+    encoder: ProvedEncoder | None
+    """As it is loaded, for workers that are forks of this process; None where there are none."""
 
 
 def most_characters(files: Sequence[SourceFile]) -> int:
@@ -34,26 +47,27 @@ def prove_first_documents(
     options: TextOptions,
     tokenizer_json: bytes,
     on_compared: OnCompared,
-) -> tuple[Choice, int]:
-    """The choice and the number of texts proved; or that of ``tokenizers``, where one of them differs."""
+) -> FirstProof:
+    """Encode the first documents by the chosen library and by ``tokenizers``."""
+    special = options.tokens.special_tokens_in_text
     if choice.name == TRUTH:
-        return choice, 0
+        return FirstProof(choice, 0, ProvedEncoder(TRUTH, tokenizer_json, special) if may_fork() else None)
     texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options))
-    return prove_texts(choice, texts, tokenizer_json, options.tokens.special_tokens_in_text, on_compared)
+    return prove_texts(choice, texts, ProvedEncoder(choice.name, tokenizer_json, special), on_compared)
 
 
-def prove_texts(
-    choice: Choice, texts: list[str], tokenizer_json: bytes, special: SpecialPolicy, on_compared: OnCompared
-) -> tuple[Choice, int]:
+def prove_texts(choice: Choice, texts: list[str], encoder: ProvedEncoder, on_compared: OnCompared) -> FirstProof:
     """As `prove_first_documents`, for texts that are at hand."""
-    fast = load_backend(choice.name, tokenizer_json, special)
-    truth = load_backend(TRUTH, tokenizer_json, special)
-    found = compare(fast, truth, texts, on_compared=on_compared)
+    truth = encoder.truth
+    found = apart(
+        lambda say: compare(encoder.backend, truth, texts, on_compared=lambda done, total: say((done, total))),
+        lambda said: on_compared(*said),
+    )
     if found is None:
-        return choice, len(texts)
+        return FirstProof(choice, len(texts), encoder if may_fork() else None)
     reason = f"differs on text {found.index + 1:,} of the first {len(texts):,} of the run: {found.message}"
     reasons = {**choice.reasons, choice.name: reason}
-    return msgspec.structs.replace(choice, name=truth.name, version=truth.version, reasons=reasons), 0
+    return FirstProof(msgspec.structs.replace(choice, name=truth.name, version=truth.version, reasons=reasons), 0, None)
 
 
 def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOptions) -> Iterator[str]:

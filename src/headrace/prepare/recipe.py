@@ -102,7 +102,7 @@ def prepare_recipe(
         if reads_stdin(recipe):
             stdin_path = folder.work / STDIN_NAME
             spool_stdin(stdin or sys.stdin.buffer, stdin_path)
-        plan = resolve(
+        plan, encoder = resolve(
             recipe,
             run_options,
             tokenizer=tokenizer,
@@ -111,7 +111,7 @@ def prepare_recipe(
             on_progress=show,
             on_notice=notice,
         )
-        return run_in(folder, plan, deciding=deciding(plan), on_progress=show, on_notice=notice)
+        return run_in(folder, plan, encoder=encoder, deciding=deciding(plan), on_progress=show, on_notice=notice)
 
 
 def estimate_recipe(
@@ -141,7 +141,7 @@ def estimate_recipe(
             earlier={},
             on_progress=lambda progress: None,
             on_notice=on_notice or (lambda message: None),
-        )
+        )[0]
     )
 
 

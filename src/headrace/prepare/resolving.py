@@ -19,14 +19,15 @@ from headrace.prepare.backends import (
     Backend,
     Choice,
     OnCompared,
+    ProvedEncoder,
     RefusedTextError,
     choose_backend,
-    load_backend,
 )
 from headrace.prepare.backends.comparison import BackendFailedError, encode_safely
 from headrace.prepare.columns import DOMAIN, Column, Kind
 from headrace.prepare.end_tokens import end_notices, find_end_names
-from headrace.prepare.first_documents import NUM_DOCUMENTS, most_characters, prove_texts
+from headrace.prepare.first_documents import NUM_DOCUMENTS, FirstProof, most_characters, prove_texts
+from headrace.prepare.forking import may_fork
 from headrace.prepare.messages import Making
 from headrace.prepare.options import TextOptions
 from headrace.prepare.recipe_inputs import RecipeInputs, find_recipe_inputs
@@ -60,8 +61,8 @@ def resolve(
     earlier: Mapping[str, Any],
     on_progress: Callable[[TextProgress], None],
     on_notice: Callable[[str], None],
-) -> RunPlan:
-    """The plan of a run.
+) -> tuple[RunPlan, ProvedEncoder | None]:
+    """The plan of a run; and what encodes it, where workers are forks of this process.
 
     Args:
         recipe: with inputs.
@@ -97,7 +98,7 @@ def resolve(
         template=None if template is None else msgspec.json.encode(template),
         special_tokens=names.tokens,
     )
-    choice, num_proved, made = _tried(making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove"))
+    proof, made = _tried(making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove"))
     for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records))):
         on_notice(notice)
     plan = RunPlan(
@@ -106,8 +107,8 @@ def resolve(
         tokenizer=loaded,
         eod=None,
         bos=None,
-        choice=choice,
-        first_documents=num_proved,
+        choice=proof.choice,
+        first_documents=proof.num_texts,
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in inputs.files)),
         recipe=RecipePart(
             columns=_columns(inputs.recipe, made.keys, made.dtypes),
@@ -117,7 +118,7 @@ def resolve(
         ),
     )
     _check_layout(plan)
-    return plan
+    return plan, proof.encoder
 
 
 def deciding(plan: RunPlan) -> dict[str, Any]:
@@ -193,12 +194,13 @@ def _tried(
     choice: Choice,
     on_notice: Callable[[str], None],
     on_compared: OnCompared,
-) -> tuple[Choice, int, _Made]:
+) -> tuple[FirstProof, _Made]:
     """Make the first records of each input, so that what cannot be shows now, and prove the library on their texts."""
-    recorder = None
-    if choice.name != TRUTH:
-        backend = load_backend(choice.name, loaded.json, "encode")
-        recorder = _Recorder(backend, most_characters(inputs.files))
+    encoder, recorder = None, None
+    if choice.name != TRUTH or may_fork():
+        encoder = ProvedEncoder(choice.name, loaded.json, "encode")
+    if encoder is not None and choice.name != TRUTH:
+        recorder = _Recorder(encoder.backend, most_characters(inputs.files))
     maker: SampleMaker | None = None
     counts: Counter[str] = Counter()
     for number, records in enumerate(inputs.first_records):
@@ -230,9 +232,9 @@ def _tried(
     if maker is None:
         raise ConfigError("the recipe has no inputs")
     made = _Made(maker.keys, maker.dtypes, counts)
-    if recorder is None:
-        return choice, 0, made
-    return *prove_texts(choice, recorder.texts, loaded.json, "encode", on_compared), made
+    if encoder is None or recorder is None:
+        return FirstProof(choice, 0, encoder), made
+    return prove_texts(choice, recorder.texts, encoder, on_compared), made
 
 
 def _with_mask(making: Making, mask: MaskOptions) -> Making:

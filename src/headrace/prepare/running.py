@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.io import atomic_write, file_sum
+from headrace.prepare.backends import ProvedEncoder
 from headrace.prepare.filters import function_fingerprint
 from headrace.prepare.finishing import described_options
 from headrace.prepare.output_folder import OutputFolder
@@ -22,6 +23,7 @@ def run_in(
     folder: OutputFolder,
     plan: RunPlan,
     *,
+    encoder: ProvedEncoder | None,
     deciding: Mapping[str, Any],
     on_progress: Callable[[TextProgress], None],
     on_notice: Callable[[str], None],
@@ -31,6 +33,7 @@ def run_in(
     Args:
         folder: the folder.
         plan: the plan.
+        encoder: as it is loaded in this process, for workers that are forks of it.
         deciding: the options that decide bytes, as JSON.
         on_progress: see `prepare_text`.
         on_notice: see `prepare_text`.
@@ -52,7 +55,7 @@ def run_in(
         on_notice(complete)
         return load_manifest(folder.path)
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
-    run_of_plan = TextRun(plan, folder, on_progress=on_progress, on_notice=on_notice)
+    run_of_plan = TextRun(plan, folder, encoder, on_progress=on_progress, on_notice=on_notice)
     manifest, moves = run_of_plan.run()
     folder.commit(moves)
     return manifest

@@ -72,20 +72,20 @@ def prepare_text(
         choice = choose_backend(
             loaded.json, wanted=options.tokens.backend, special=special, on_compared=show_compared(show, "probe")
         )
-        choice, first_documents = prove_first_documents(
-            choice, files, spec, options, loaded.json, show_compared(show, "prove")
-        )
+        proof = prove_first_documents(choice, files, spec, options, loaded.json, show_compared(show, "prove"))
         plan = RunPlan(
             files=tuple(files),
             options=options,
             tokenizer=loaded,
             eod=eod,
             bos=bos,
-            choice=choice,
-            first_documents=first_documents,
+            choice=proof.choice,
+            first_documents=proof.num_texts,
             task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
         )
-        return run_in(folder, plan, deciding=_deciding(options), on_progress=show, on_notice=notice)
+        return run_in(
+            folder, plan, encoder=proof.encoder, deciding=_deciding(options), on_progress=show, on_notice=notice
+        )
 
 
 def _deciding(options: TextOptions) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
 from headrace.io import hash_bytes, output_errors
+from headrace.prepare import worker
+from headrace.prepare.backends import ProvedEncoder
 from headrace.prepare.buckets import bucket_path, choose_num_buckets
 from headrace.prepare.executor import RUN_AHEAD, Workers, run_tasks
 from headrace.prepare.finishing import build_manifest, name_outputs
@@ -44,6 +47,7 @@ class TextRun:
         self,
         plan: RunPlan,
         folder: OutputFolder,
+        encoder: ProvedEncoder | None,
         *,
         on_progress: Callable[[TextProgress], None],
         on_notice: Callable[[str], None],
@@ -51,6 +55,7 @@ class TextRun:
         self._plan = plan
         self._folder = folder
         self._work = folder.work
+        self._serve = functools.partial(worker.main, proved=encoder)
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._num_workers = plan.options.workers or usable_cores()
@@ -177,7 +182,7 @@ class TextRun:
     ) -> Iterator[PieceDone | HashDone]:
         ready = list(self._ready(folder))
         num_tasks = len({order.turn for order in orders if order.turn >= 0} - {piece.turn for piece in ready})
-        with Workers(max(min(self._num_workers, num_tasks), 1), setup) as workers:
+        with Workers(max(min(self._num_workers, num_tasks), 1), setup, serve=self._serve) as workers:
             for result in run_tasks(
                 workers,
                 orders,

@@ -1,7 +1,7 @@
 """The worker process: does one order after another until its parent hangs up.
 
-`executor.Workers` starts it with one end of a socket pair, not through ``multiprocessing``'s start methods: those run
-the caller's ``__main__`` again in every worker.
+`executor.Workers` starts it with one end of a socket pair, as a fork or as a fresh process; not through
+``multiprocessing``'s start methods: those run the caller's ``__main__`` again in every worker.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def load_encoder(setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> 
 
 
 class Worker:
-    """Does orders, and says on the way how far it is."""
+    """Does orders, and says on the way how far it is. ``proved`` is loaded where none is given, or another is due."""
 
-    def __init__(self, connection: Connection, setup: Setup) -> None:
+    def __init__(self, connection: Connection, setup: Setup, proved: ProvedEncoder | None = None) -> None:
         self._connection = connection
         self._setup = setup
+        self._proved = proved
         self._text: TextWork | None = None
         self._sorter = BucketSorter(setup.buckets, [np.dtype(column.dtype) for column in setup.columns])
         self._reported_s = time.monotonic()
@@ -72,9 +73,10 @@ class Worker:
             return Failed(order.turn, "crash", traceback.format_exc())
 
     def _load(self) -> TextWork:
-        content = Path(self._setup.encoding.tokenizer).read_bytes()
-        proved = ProvedEncoder(self._setup.encoding.backend, content, self._setup.encoding.special)
-        encoder = load_encoder(self._setup, content, proved)
+        encoding, proved = self._setup.encoding, self._proved
+        if proved is None or proved.name != encoding.backend:
+            proved = ProvedEncoder(encoding.backend, Path(encoding.tokenizer).read_bytes(), encoding.special)
+        encoder = load_encoder(self._setup, proved.json, proved)
         # Vocabulary and libraries stay: the collector need not walk them again with every block of records.
         gc.collect()
         gc.freeze()
@@ -108,12 +110,12 @@ class Worker:
             raise SystemExit(1)
 
 
-def main(descriptor: int) -> None:
-    """Serve the parent at the other end of this socket."""
+def main(descriptor: int, proved: ProvedEncoder | None = None) -> None:
+    """Serve the parent at the other end of this socket; ``proved`` is what a fork finds loaded."""
     connection = Connection(descriptor)
     try:
         message = connection.recv_bytes()
-        worker = Worker(connection, msgspec.msgpack.decode(message, type=Setup))
+        worker = Worker(connection, msgspec.msgpack.decode(message, type=Setup), proved)
         decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
         while True:
             reply = worker.handle(decoder.decode(connection.recv_bytes()))

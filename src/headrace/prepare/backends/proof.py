@@ -20,6 +20,7 @@ from headrace.prepare.backends.routed import RoutedBackend
 from headrace.prepare.backends.special import SpecialFinder, WhichAdded
 from headrace.prepare.backends.tiktoken import TiktokenBackend
 from headrace.prepare.backends.truth import TokenizersBackend
+from headrace.prepare.forking import apart
 
 TRUTH = "tokenizers"
 
@@ -156,11 +157,11 @@ def _try(
             difference = find_outcome(key)
             layout = read_layout(tokenizer_json)
             if difference is None:
-                fast = load_with(name, tokenizer_json, special, truth)
-                is_byte_level = not layout.model.get("byte_fallback")
-                texts = probe_texts(layout, is_byte_level=is_byte_level)
-                found = compare(fast, truth(), texts, on_compared=on_compared)
-                difference = "" if found is None else found.message
+                expected = truth()
+                difference = apart(
+                    lambda say: _probed(name, tokenizer_json, special, layout, expected, say),
+                    lambda said: on_compared(*said),
+                )
                 keep_outcome(key, difference)
     except UnsuitableError as error:
         return f"unsuitable: {error}"
@@ -173,3 +174,18 @@ def _try(
     if difference:
         return f"differs on the probe: {difference}"
     return Choice(name=name, version=installed_version(name), reasons={}, routes=routes(name, layout, special))
+
+
+def _probed(
+    name: str,
+    tokenizer_json: bytes,
+    special: SpecialPolicy,
+    layout: Layout,
+    truth: Backend,
+    say: Callable[[tuple[int, int]], None],
+) -> str:
+    """Where the library differs from the truth on the probe; "" nowhere."""
+    fast = load_with(name, tokenizer_json, special, lambda: truth)
+    texts = probe_texts(layout, is_byte_level=not layout.model.get("byte_fallback"))
+    found = compare(fast, truth, texts, on_compared=lambda done, total: say((done, total)))
+    return "" if found is None else found.message

@@ -45,24 +45,25 @@ class ProvedEncoder:
         """Texts encoded so far."""
         self.num_sampled = 0
         """Of these, compared with the truth."""
-        self._json = tokenizer_json
+        self.json = tokenizer_json
+        """The tokeniser."""
         self._special: SpecialPolicy = special
-        self._backend: Backend = load_with(name, tokenizer_json, special, lambda: self.truth)
+        self.backend: Backend = load_with(name, tokenizer_json, special, lambda: self.truth)
 
     @property
     def name(self) -> str:
         """Of the library."""
-        return self._backend.name
+        return self.backend.name
 
     @property
     def num_routed(self) -> int:
         """Texts that went to the truth alone, since they hold an added token."""
-        return self._backend.num_routed if isinstance(self._backend, RoutedBackend) else 0
+        return self.backend.num_routed if isinstance(self.backend, RoutedBackend) else 0
 
     @functools.cached_property
     def truth(self) -> Backend:
         """`tokenizers` with the same tokeniser."""
-        return TokenizersBackend(self._json, self._special)
+        return TokenizersBackend(self.json, self._special)
 
     def encode(self, texts: list[str], sampled: NDArray[np.bool_]) -> Encoded:
         """Encode each text by itself; those that are ``sampled`` ((number of texts,) bool) are compared as well.
@@ -71,12 +72,12 @@ class ProvedEncoder:
             RefusedTextError: the truth refuses a text.
             MismatchError: the library gives other ids than the truth, or fails where the truth does not.
         """
-        if self._backend.name == TRUTH:
-            encoded = self._backend.encode(texts)
+        if self.backend.name == TRUTH:
+            encoded = self.backend.encode(texts)
             self.num_texts += len(texts)
             return encoded
         try:
-            encoded = encode_safely(self._backend, texts)
+            encoded = encode_safely(self.backend, texts)
         except (RefusedTextError, BackendFailedError) as error:
             self._explain(texts, error)
             raise MismatchError(
@@ -109,9 +110,9 @@ class ProvedEncoder:
         """Raise for the first text that alone shows what went wrong."""
         for index, text in enumerate(texts):
             try:
-                encode_safely(self._backend, [text])
+                encode_safely(self.backend, [text])
             except (RefusedTextError, BackendFailedError) as failure:
-                found = compare_one(self._backend, self.truth, text)
+                found = compare_one(self.backend, self.truth, text)
                 if found is not None:
                     raise MismatchError(index, found.message) from failure
                 raise RefusedTextError(str(failure), index) from error
