@@ -30,37 +30,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from headrace.prepare.forking import Child
+
 _SUBREAPER = 36
 _STEP_S = 0.001
 _SERVE = "import sys; sys.path.insert(0, sys.argv[1]); import warm; warm.serve(int(sys.argv[2]))"
 _MODULES = "HEADRACE_WARM_MODULES"
 """Not among the arguments: by these, tests find the workers of `prepare`."""
-
-
-class Started:
-    """A process, with what tests and `executor.Workers` ask of a ``Popen``."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if found else None
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        until = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if until is not None and time.monotonic() > until:
-                raise subprocess.TimeoutExpired("a warm process", timeout or 0.0)
-            time.sleep(_STEP_S)
-        return code
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
 
 
 class Warm:
@@ -98,7 +74,7 @@ class Warm:
 
     def start(
         self, argv: list[str], *, environment: dict[str, str], output: int, errors: int, passed: int, group: int = 0
-    ) -> Started:
+    ) -> Child:
         """``python -c CODE ...`` or ``python FILE ...``; descriptor -1: none is passed on; group 0: one of its own."""
         asked = {
             "argv": argv,
@@ -113,9 +89,9 @@ class Warm:
         # Its own parent ends at once, and for that moment we are the one that orphans go to.
         with _subreaper():
             socket.send_fds(self._socket, [json.dumps(asked).encode()], descriptors)
-            return Started(int(self._socket.recv(100)))
+            return Child(int(self._socket.recv(100)))
 
-    def popen(self, command: list[str], **options: Any) -> Started:
+    def popen(self, command: list[str], **options: Any) -> Child:
         """Stands for the ``Popen`` of `executor.Workers`."""
         (passed,) = options["pass_fds"]
         return self.start(
@@ -138,7 +114,7 @@ class Ended(NamedTuple):
 def together(process: Warm, programs: list[list[str]], folder: Path, timeout: float) -> list[Ended]:
     """Run programs at the same time, ``FILE ...`` each; none outlives the call. Their output is kept in a folder."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    running: list[Started] = []
+    running: list[Child] = []
     paths = [(folder / f"output-{number}", folder / f"errors-{number}") for number in range(len(programs))]
     try:
         for program, (said, failed) in zip(programs, paths, strict=True):

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 HEAD = """
 import os, signal, socket, sys, threading, time
 from headrace.errors import InputError, WorkerError
-from headrace.prepare.forking import Fork, apart, be_one_thread, may_fork
+from headrace.prepare.forking import apart, be_one_thread, forked, may_fork
 
 def ended(serve):
     kept, other = socket.socketpair()
     with kept, other:
-        fork = Fork(serve, kept.fileno())
+        fork = forked(serve, kept.fileno())
         code = fork.wait(60)
         assert fork.poll() == code
         return code
@@ -46,7 +46,7 @@ assert ended(lambda: sys.exit(3)) == 3
 assert ended(lambda: sys.exit("words")) == 1
 assert ended(lambda: os.kill(os.getpid(), signal.SIGKILL)) == -signal.SIGKILL
 assert ended(lambda: 1 / 0) == 1
-fork = Fork(lambda: time.sleep(60), 2)
+fork = forked(lambda: time.sleep(60), 2)
 try:
     fork.wait(0.01)
 except __import__("subprocess").TimeoutExpired:
@@ -80,7 +80,7 @@ def serve():
     lock.close()
     kept.sendall(b"right")
     time.sleep(60)
-fork = Fork(serve, kept.fileno())
+fork = forked(serve, kept.fileno())
 assert other.recv(100) == b"right"
 assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 lock.close()

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.prepare.forking import ONE_THREAD, Fork, interrupts_blocked, may_fork
+from headrace.prepare.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
 from headrace.prepare.messages import Failed, HashDone, PieceDone, Progress, Reply
 
 RUN_AHEAD = 2
@@ -66,7 +66,7 @@ class Workers:
         self._command = command or _COMMAND
         self._serve = serve
         self._num_workers = num_workers
-        self._processes: list[subprocess.Popen[bytes] | Fork] = []
+        self._processes: list[subprocess.Popen[bytes] | Child] = []
         self._connections: list[Connection] = []
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
@@ -140,9 +140,9 @@ class Workers:
         with contextlib.suppress(ConnectionError):
             connection.send_bytes(self._setup)
 
-    def _process(self, descriptor: int) -> subprocess.Popen[bytes] | Fork:
+    def _process(self, descriptor: int) -> subprocess.Popen[bytes] | Child:
         if self._serve is not None and may_fork():
-            return Fork(functools.partial(self._serve, descriptor), descriptor)
+            return forked(functools.partial(self._serve, descriptor), descriptor)
         path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
         return subprocess.Popen(
             [sys.executable, "-P", "-c", self._command, str(descriptor)],

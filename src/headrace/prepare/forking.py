@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -68,7 +68,7 @@ def apart(work: Callable[[Callable[[Any], None]], T], on_said: Callable[[Any], N
     with ours:
         with theirs:
             try:
-                fork = Fork(lambda: _answer(work, theirs), theirs.fileno())
+                fork = forked(lambda: _answer(work, theirs), theirs.fileno())
             except OSError:  # there is no room for another process
                 return work(on_said)
         try:
@@ -115,30 +115,12 @@ def interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Fork:
-    """A process that was forked, with what `executor.Workers` asks of a ``Popen``.
+class Child:
+    """A process that was forked, with what `executor.Workers` asks of a ``Popen``."""
 
-    Args:
-        serve: called in it; when it comes back, or raises, the process ends.
-        keep: the only descriptor that it has besides the standard ones. It reads nothing, and prints to standard error.
-
-    Raises:
-        OSError: the system refuses another process.
-    """
-
-    def __init__(self, serve: Callable[[], None], keep: int) -> None:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self.returncode: int | None = None
-        with contextlib.suppress(Exception):  # what is not printed yet is printed here alone
-            sys.stdout.flush()
-            sys.stderr.flush()
-        gc.freeze()  # or the first collection of the fork would copy all pages
-        try:
-            with interrupts_blocked():
-                self.pid = os.fork()
-                if self.pid == 0:
-                    _serve(serve, keep)
-        finally:
-            gc.unfreeze()
 
     def poll(self) -> int | None:
         """The exit status, below 0 a signal's number; None while it runs."""
@@ -171,10 +153,37 @@ class Fork:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def _serve(serve: Callable[[], None], keep: int) -> NoReturn:
+def forked(serve: Callable[[], None], keep: int) -> Child:
+    """A fork of this process.
+
+    Args:
+        serve: called in it; when it comes back, or raises, the process ends.
+        keep: the only descriptor that it has besides the standard ones. It reads nothing, and prints to standard error.
+
+    Raises:
+        OSError: the system refuses another process.
+    """
+    with contextlib.suppress(Exception):  # what is not printed yet is printed here alone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # What a handler raised in the fork, before it has none, would run on through our callers.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    gc.freeze()  # or the first collection of the fork would copy all pages
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _serve(serve, keep, {*blocked, signal.SIGINT})
+    finally:
+        gc.unfreeze()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return Child(pid)
+
+
+def _serve(serve: Callable[[], None], keep: int, blocked: Iterable[int]) -> NoReturn:
     code = 1
     try:
         _begin(keep)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         serve()
         code = 0
     except SystemExit as end:
