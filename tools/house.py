@@ -1,0 +1,298 @@
+"""Figures of the house: how many files, names and layers a reader of the code meets.
+
+    python tools/house.py [--root CHECKOUT] [--json]
+
+Counts the package below ``CHECKOUT/src/headrace`` (by default of this checkout) and runs it, in processes of their own,
+to see what it loads. The figures serve to compare two commits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PACKAGE = "headrace"
+SMALL_LINES = 60
+MAX_COMPLEXITY = 15
+
+LOADED = """
+import sys
+{imports}
+own = [m for name, m in sys.modules.items() if name.split(".")[0] == "headrace" and getattr(m, "__file__", None)]
+print(len(own), sum(len(open(m.__file__).readlines()) for m in own))
+"""
+RUN_ALONE = "from headrace.datasets import Run"
+TOKEN_BATCH = "import headrace\nheadrace.WindowDataset, headrace.Run, headrace.Loader"
+
+
+class Module(NamedTuple):
+    """A file of the package."""
+
+    name: str
+    path: Path
+    tree: ast.Module
+    lines: int
+    code_lines: int
+
+    @property
+    def is_package(self) -> bool:
+        """Whether it is the ``__init__`` of a folder."""
+        return self.path.name == "__init__.py"
+
+    @property
+    def package(self) -> str:
+        """The package that its relative names start from."""
+        return self.name if self.is_package else self.name.rpartition(".")[0]
+
+
+class Import(NamedTuple):
+    """A module of ours that another one imports; ``inside`` a function, or only for types."""
+
+    target: str
+    inside: bool
+    for_types: bool
+
+
+def modules_of(root: Path) -> dict[str, Module]:
+    """All files of the package, by name."""
+    source = root / "src"
+    found = {}
+    for path in sorted((source / PACKAGE).rglob("*.py")):
+        parts = list(path.relative_to(source).with_suffix("").parts)
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text("utf-8")
+        tree = ast.parse(text)
+        found[name] = Module(name, path, tree, text.count("\n"), _code_lines(text, tree))
+    return found
+
+
+def _code_lines(text: str, tree: ast.Module) -> int:
+    """Lines that hold more than white space, comments and docstrings."""
+    lines: set[int] = set()
+    nothing = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in nothing:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def imports_of(module: Module, modules: dict[str, Module]) -> Iterator[Import]:
+    """What a file imports of the package: modules, or the package that a name is taken from."""
+
+    def walk(node: ast.AST, inside: bool, for_types: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                for one in child.body:
+                    yield from walk(ast.Module([one], []), inside, True)
+                for one in child.orelse:
+                    yield from walk(ast.Module([one], []), inside, for_types)
+                continue
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                for target in _targets(child, module, modules):
+                    yield Import(target, inside, for_types)
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from walk(child, inside or is_function, for_types)
+
+    yield from walk(module.tree, False, False)
+
+
+def _targets(node: ast.Import | ast.ImportFrom, module: Module, modules: dict[str, Module]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name in modules)
+        return
+    base = node.module or ""
+    if node.level:
+        parts = module.package.split(".")
+        base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
+    for alias in node.names:
+        if f"{base}.{alias.name}" in modules:
+            yield f"{base}.{alias.name}"
+        elif base in modules:
+            yield base
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of files that import each other, directly or through others: strongly connected components."""
+    order: list[str] = []
+    seen: set[str] = set()
+    backwards: dict[str, set[str]] = collections.defaultdict(set)
+    for name, targets in edges.items():
+        for target in targets:
+            backwards[target].add(name)
+
+    def visit(start: str, graph: dict[str, set[str]], done: set[str], out: list[str]) -> None:
+        stack = [(start, iter(sorted(graph.get(start, ()))))]
+        done.add(start)
+        while stack:
+            name, rest = stack[-1]
+            following = next((one for one in rest if one not in done), None)
+            if following is None:
+                out.append(name)
+                stack.pop()
+            else:
+                done.add(following)
+                stack.append((following, iter(sorted(graph.get(following, ())))))
+
+    for name in sorted(edges):
+        if name not in seen:
+            visit(name, edges, seen, order)
+    found, done = [], set[str]()
+    for name in reversed(order):
+        if name not in done:
+            group: list[str] = []
+            visit(name, backwards, done, group)
+            if len(group) > 1:
+                found.append(sorted(group))
+    return found
+
+
+def class_figures(modules: dict[str, Module]) -> tuple[dict[str, list[str]], list[str]]:
+    """Public class names that stand in several files; classes called ``...Dataset`` that are not a ``Dataset``."""
+    where: dict[str, list[str]] = collections.defaultdict(list)
+    bases: dict[str, set[str]] = collections.defaultdict(set)
+    for module in modules.values():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] |= {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases}
+                if not node.name.startswith("_"):
+                    where[node.name].append(module.name)
+
+    def is_dataset(name: str, seen: frozenset[str] = frozenset()) -> bool:
+        return name == "Dataset" or any(is_dataset(one, seen | {name}) for one in bases[name] if one not in seen)
+
+    several = {name: places for name, places in sorted(where.items()) if len(places) > 1}
+    named = sorted(name for name in where if name.endswith("Dataset") and not is_dataset(name))
+    return several, named
+
+
+def run_apart(root: Path, program: str) -> str:
+    """What a program prints that runs in a process of its own with the package of this checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"the package cannot be measured:\n{done.stderr}")
+    return done.stdout
+
+
+def num_complex(modules: dict[str, Module]) -> int:
+    """Functions above a complexity of 15: the ways through them, counted as 1 and one for each decision."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return sum(
+        isinstance(node, functions) and _complexity(node) > MAX_COMPLEXITY
+        for module in modules.values()
+        for node in ast.walk(module.tree)
+    )
+
+
+def _complexity(function: ast.AST) -> int:
+    decisions = (
+        ast.If | ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler | ast.IfExp | ast.match_case | ast.Assert
+    )
+    total = 1
+    for node in ast.walk(function):
+        if isinstance(node, decisions):
+            total += 1
+        elif isinstance(node, ast.BoolOp):
+            total += len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            total += 1 + len(node.ifs)
+    return total
+
+
+def prepare_options(root: Path) -> int:
+    """The most options of one subcommand that prepares."""
+    program = (
+        "from headrace.cli import main\nimport click, json\n"
+        "def count(c, ctx):\n"
+        "    if isinstance(c, click.Group):\n"
+        "        return max(count(c.get_command(ctx, n), ctx) for n in c.list_commands(ctx))\n"
+        "    return sum(isinstance(p, click.Option) for p in c.params)\n"
+        "ctx = click.Context(main)\nprint(count(main.get_command(ctx, 'prepare'), ctx))"
+    )
+    return int(run_apart(root, program))
+
+
+def figures(root: Path) -> dict[str, Any]:
+    """All of them."""
+    modules = modules_of(root)
+    imported = {name: list(imports_of(module, modules)) for name, module in modules.items()}
+    importers: dict[str, set[str]] = collections.defaultdict(set)
+    for name, found in imported.items():
+        for one in found:
+            if one.target != name:
+                importers[one.target].add(name)
+    folders = collections.Counter(module.path.parent for module in modules.values())
+    one_sibling = [
+        name
+        for name, module in modules.items()
+        if not module.is_package
+        and len(importers[name]) == 1
+        and all(not modules[by].is_package and modules[by].path.parent == module.path.parent for by in importers[name])
+    ]
+    edges = {
+        # Also what is imported within functions or for types alone: a circle is a circle.
+        name: {one.target for one in found if one.target != name}
+        for name, found in imported.items()
+    }
+    several, not_datasets = class_figures(modules)
+    run_modules, run_lines = run_apart(root, LOADED.format(imports=RUN_ALONE)).split()
+    batch_modules, batch_lines = run_apart(root, LOADED.format(imports=TOKEN_BATCH)).split()
+    public = run_apart(root, "import headrace\nprint(len(headrace.__all__))")
+    return {
+        "files": len(modules),
+        "lines": sum(module.lines for module in modules.values()),
+        "code_lines": sum(module.code_lines for module in modules.values()),
+        "files_in_largest_folder": max(folders.values()),
+        "files_in_median_folder": statistics.median(folders.values()),
+        "deepest_folder_below_package": max(len(f.relative_to(root / "src" / PACKAGE).parts) for f in folders),
+        "modules_with_one_importer_a_sibling": len(one_sibling),
+        "files_below_60_lines": sum(
+            module.lines < SMALL_LINES and not module.is_package for module in modules.values()
+        ),
+        "circles_among_files": len(circles(edges)),
+        "own_names_imported_inside_functions": sum(one.inside for found in imported.values() for one in found),
+        "modules_loaded_by_run": int(run_modules),
+        "lines_loaded_by_run": int(run_lines),
+        "modules_loaded_by_windows_run_loader": int(batch_modules),
+        "lines_loaded_by_windows_run_loader": int(batch_lines),
+        "public_class_names_in_several_files": len(several),
+        "named_dataset_and_not_a_dataset": len(not_datasets),
+        "functions_above_complexity_15": num_complex(modules),
+        "options_of_prepare": prepare_options(root),
+        "public_names_at_the_top": int(public),
+    }
+
+
+def main() -> None:
+    """Print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args()
+    found = figures(options.root.resolve())
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    width = max(map(len, found))
+    for name, value in found.items():
+        print(f"{name.replace('_', ' '):{width}}  {value:>10,}")
+
+
+if __name__ == "__main__":
+    main()
