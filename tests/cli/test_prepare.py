@@ -239,6 +239,7 @@ def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) ->
         ("missing.jsonl -o out --tokenizer t", "input 'missing.jsonl' does not exist"),
         ("in.jsonl in.jsonl -o out --tokenizer t", "the same file"),
         ("in.jsonl -o out --tokenizer missing", "tokenizer 'missing' does not exist"),
+        ("in.jsonl -o out --tokenizer t --backend numba", "'numba' is not one of 'auto', 'tokenizers', 'gigatoken', "),
         ("- --tokenizer t --dry-run", "standard input cannot be sampled; a dry run needs files"),
         *(
             (

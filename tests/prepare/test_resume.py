@@ -29,7 +29,7 @@ from headrace.prepare import (
     TokenOptions,
     output_folder,
 )
-from headrace.prepare.output_folder import WORK_NAME, OutputFolder
+from headrace.prepare.output_folder import RUN_NAME, WORK_NAME, OutputFolder
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 SKIP = ErrorOptions(on_error="skip")
@@ -315,6 +315,20 @@ def test_another_tokeniser_is_refused(unfinished: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(OutputError, match=r"tokenizer was '[0-9a-f]{32}', is '[0-9a-f]{32}'\. Give the same command"):
         continued(unfinished)
+
+
+def test_a_run_of_a_backend_that_is_no_more_is_refused_by_its_name(unfinished: Path) -> None:
+    """As Headrace left it while it had a search for Unigram of its own, whose name was numba."""
+    path = unfinished / "out" / WORK_NAME / RUN_NAME
+    run = json.loads(path.read_bytes())
+    run["backend"] = "numba 0.68.1"
+    run["tokens"]["backend"] = "numba"
+    path.write_text(json.dumps(run))
+    message = r"backend was 'numba 0\.68\.1', is 'tokenizers [\d.]+'; tokens\.backend was 'numba', is 'tokenizers'"
+    with pytest.raises(OutputError, match=rf"other options is in this folder: {message}\. Give the same command"):
+        continued(unfinished)
+    continued(unfinished, restart=True)
+    faults.content(unfinished / "out")
 
 
 def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

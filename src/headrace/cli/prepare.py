@@ -73,7 +73,7 @@ class _OneThread(Command):
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken", "numba"]),
+    type=click.Choice(["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken"]),
     default="auto",
     help="Library that encodes; by default the fastest that is installed and proved equal to tokenizers.",
 )

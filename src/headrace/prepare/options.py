@@ -14,7 +14,7 @@ from headrace.prepare.filters import FilterSpec, check_filters
 from headrace.prepare.sources.block import SampleBy
 from headrace.prepare.sources.lines import BLOCK_BYTES
 
-BackendName = Literal["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken", "numba"]
+BackendName = Literal["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken"]
 
 
 class RecordOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

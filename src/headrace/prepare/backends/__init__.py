@@ -3,7 +3,6 @@
     tokenizer.json -> layout ........ what the file asks for
                    -> truth ......... `tokenizers`; long texts are cut where that changes no id (long_texts)
                    -> gigatoken, fastokens, tiktoken ... refuse at once what they do not have
-                   -> unigram ....... the same for Unigram, a search of our own compiled by numba
                    -> probe ......... texts of all scripts and of the whole vocabulary
                    -> kept_probes ... what came of it, kept in the cache folder
                    -> proof ......... which library may be used, and why not the others

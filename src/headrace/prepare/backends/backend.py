@@ -36,7 +36,7 @@ class Backend(Protocol):
     """
 
     name: str
-    """``tokenizers``, ``gigatoken``, ``fastokens``, ``tiktoken`` or ``numba``."""
+    """``tokenizers``, ``gigatoken``, ``fastokens`` or ``tiktoken``."""
 
     @property
     def version(self) -> str:

@@ -42,10 +42,6 @@ class Layout(NamedTuple):
     pre_tokenizers: list[Json]
     added: list[Added]
 
-    def is_odd(self, token: Added) -> bool:
-        """Whether a token is looked for in another way than by its text in the text as it came."""
-        return token.takes_more or (token.normalized and bool(self.normalizers))
-
     def without(self, *, special_tokens: bool) -> bytes:
         """The file for another library: no truncation and padding, and without its special tokens where asked."""
         json = {**self.json, "truncation": None, "padding": None, "post_processor": None}
@@ -165,7 +161,7 @@ def is_plain(layout: Layout, *, literal: bool) -> bool:
     Not so where one asks for a look beside it, where some are looked for in the text as it came and others in the
     normalised one, or where special ones are passed over (``literal``) and share text with others.
     """
-    if any(map(layout.is_odd, layout.added)):
+    if any(token.takes_more or (token.normalized and layout.normalizers) for token in layout.added):
         return False
     kinds = [(token.normalized, literal and token.special) for token in layout.added]
     classes = [

@@ -18,13 +18,12 @@ Where no such place is found, the text stays whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from headrace.prepare.backends.layout import Added, Layout, UnsuitableError, read_layout
-from headrace.prepare.tokenizer import make_encoder
 
 PIECE_BYTES = 1 << 18
 """Pieces have about as many bytes of UTF-8 at most, and no text below twice as many is cut."""
@@ -47,7 +46,7 @@ LOCAL_NORMALIZERS = frozenset(
 )  # fmt: skip
 """Those whose work on a character depends on its neighbours at most, or on where the text begins and ends."""
 
-META = "\u2581"
+_META = "\u2581"
 """What sentencepiece-like vocabularies write for a space."""
 
 CALIBRATION = (
@@ -160,41 +159,6 @@ class TextCutter:
         return bool(whole.ids == first.ids + second.ids)
 
 
-class TextBatches:
-    """Texts in batches of at most ``piece_bytes``, long ones cut."""
-
-    def __init__(
-        self, tokenizer_json: bytes, encoder: Tokenizer | None = None, *, piece_bytes: int = PIECE_BYTES
-    ) -> None:
-        self._json = tokenizer_json
-        self._encoder = encoder
-        self._piece_bytes = piece_bytes
-        self._cutter: TextCutter | None = None
-
-    def of(self, texts: list[str]) -> Iterator[tuple[list[str], list[int]]]:
-        """Pieces of at most ``piece_bytes`` together, or one that is longer, and the number of each one's text."""
-        pieces: list[str] = []
-        owners: list[int] = []
-        total = 0
-        for number, text in enumerate(texts):
-            for piece in [text] if most_bytes(text) <= 2 * self._piece_bytes else self._cut(text):
-                size = most_bytes(piece)
-                if pieces and total + size > self._piece_bytes:
-                    yield pieces, owners
-                    pieces, owners, total = [], [], 0
-                pieces.append(piece)
-                owners.append(number)
-                total += size
-        if pieces:
-            yield pieces, owners
-
-    def _cut(self, text: str) -> list[str]:
-        if self._cutter is None:
-            encoder = make_encoder(self._json) if self._encoder is None else self._encoder
-            self._cutter = TextCutter(encoder, self._json, piece_bytes=self._piece_bytes)
-        return self._cutter.cut(text)
-
-
 def _is_safe(kind: Kind, layout: Layout, encoder: Tokenizer) -> bool:
     return (
         not any(_reaches_over(kind, token, layout) for token in layout.added)
@@ -205,7 +169,7 @@ def _is_safe(kind: Kind, layout: Layout, encoder: Tokenizer) -> bool:
 
 def _reaches_over(kind: Kind, token: Added, layout: Layout) -> bool:
     # A normalised token is looked for where spaces are written in the vocabulary's own way already.
-    content = token.content.replace(META, " ") if token.normalized and layout.normalizers else token.content
+    content = token.content.replace(_META, " ") if token.normalized and layout.normalizers else token.content
     return re.search(r"\S\s+\S", content) is not None or (kind.separator == "\n" and "\n" in content[:-1])
 
 
@@ -222,7 +186,7 @@ def _splits(kind: Kind, encoder: Tokenizer) -> bool:
     if encoder.pre_tokenizer is None:
         return False
     text = encoder.normalizer.normalize_str(CALIBRATION) if encoder.normalizer is not None else CALIBRATION
-    marked = text.replace(META, " ")
+    marked = text.replace(_META, " ")
     borders = {border for _, span in encoder.pre_tokenizer.pre_tokenize_str(text) for border in span}
     places = [at for at, one in enumerate(marked) if one == kind.separator and kind.is_place(marked, at)]
     return len(places) > MIN_PLACES and all(at + kind.offset in borders for at in places)
@@ -234,12 +198,12 @@ def _never_merges(kind: Kind, layout: Layout) -> bool:
     if kind.separator != " " or model.get("type") != "BPE" or model.get("ignore_merges"):
         return False
     replaced = any(
-        step["type"] == "Replace" and step["pattern"].get("String") == " " and step["content"] == META
+        step["type"] == "Replace" and step["pattern"].get("String") == " " and step["content"] == _META
         for step in layout.normalizers
     )
     for step in layout.pre_tokenizers:
-        if step["type"] == "Metaspace" and step.get("replacement") == META and step.get("split") is False:
+        if step["type"] == "Metaspace" and step.get("replacement") == _META and step.get("split") is False:
             replaced = True
         elif not (replaced and step["type"] == "Split" and step["pattern"].get("String") == " "):
             return False
-    return replaced and not any(META in token.lstrip(META) for token in model["vocab"])
+    return replaced and not any(_META in token.lstrip(_META) for token in model["vocab"])

@@ -17,7 +17,7 @@ from headrace.prepare.backends.layout import Layout, UnsuitableError, is_plain, 
 from headrace.prepare.backends.probe import MAX_ADDED, probe_texts
 from headrace.prepare.backends.quiet import silence
 from headrace.prepare.backends.routed import RoutedBackend
-from headrace.prepare.backends.special import SpecialFinder, WhichAdded
+from headrace.prepare.backends.special import SpecialFinder
 from headrace.prepare.backends.tiktoken import TiktokenBackend
 from headrace.prepare.backends.truth import TokenizersBackend
 from headrace.prepare.forking import apart
@@ -25,17 +25,10 @@ from headrace.prepare.forking import apart
 TRUTH = "tokenizers"
 
 
-def _unigram(tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
-    from headrace.prepare.backends.unigram import UnigramBackend  # with its kernels, for few tokenisers
-
-    return UnigramBackend(tokenizer_json, special)
-
-
 CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
     "fastokens": FastokensBackend,
     "gigatoken": GigatokenBackend,
     "tiktoken": TiktokenBackend,
-    "numba": _unigram,
 }
 """In the order in which they are tried: the fastest first, and of two as fast the one with the newer Unicode."""
 
@@ -121,17 +114,8 @@ def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, truth: C
     layout = read_layout(tokenizer_json)
     if not routes(name, layout, special):
         return fast
-    return RoutedBackend(fast, truth, SpecialFinder(tokenizer_json, _routed(name, layout, special)))
-
-
-def _routed(name: str, layout: Layout, special: SpecialPolicy) -> WhichAdded:
-    """Which tokens send a text to the truth, where some do."""
-    literal = special == "literal"
-    if literal and is_plain(layout, literal=True):
-        return "ordinary"
-    # Headrace's own search knows them one by one: in a text without any odd one the others are all there are.
-    plain = layout._replace(added=[token for token in layout.added if not layout.is_odd(token)])
-    return "odd" if name == "numba" and is_plain(plain, literal=literal) and len(layout.added) <= MAX_ADDED else "added"
+    ordinary_only = special == "literal" and is_plain(layout, literal=True)
+    return RoutedBackend(fast, truth, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
 
 
 def routes(name: str, layout: Layout, special: SpecialPolicy) -> str:

@@ -19,8 +19,8 @@ COMMON = " etaoinshrdlucmfwygpbvkjxqzETAOINSHRDLUCMFWYGPBVKJXQZ\n.,0123456789-_(
 """Characters from the most usual to the least; all others are taken for rarer."""
 
 
-WhichAdded = Literal["added", "special", "ordinary", "odd"]
-"""All added tokens; those marked as special; the others (of which some are mere runs of spaces); `Layout.is_odd`."""
+WhichAdded = Literal["added", "special", "ordinary"]
+"""All added tokens; those marked as special; the others (of which some are mere runs of spaces)."""
 
 
 class Group(NamedTuple):
@@ -53,11 +53,8 @@ class SpecialFinder:
 
     def __init__(self, tokenizer_json: bytes, which: WhichAdded = "special") -> None:
         layout = read_layout(tokenizer_json)
-        if which == "odd":
-            added = [token for token in layout.added if layout.is_odd(token)]
-        else:
-            added = [token for token in layout.added if which == "added" or token.special == (which == "special")]
-        self._normalize = Normalizer(layout) if layout.normalizers and any(one.normalized for one in added) else None
+        added = [token for token in layout.added if which == "added" or token.special == (which == "special")]
+        self._normalize = _Normalizer(layout) if layout.normalizers and any(one.normalized for one in added) else None
         self._contents = {token.content for token in added}
         if self._normalize is not None:
             self._contents |= {self._normalize.apply(token.content) for token in added if token.normalized} - {""}
@@ -89,10 +86,10 @@ class SpecialFinder:
 
     @functools.cached_property
     def _all(self) -> re.Pattern[str]:
-        return any_of(self._contents) if self._contents else re.compile("(?!)")
+        return _any_of(self._contents) if self._contents else re.compile("(?!)")
 
 
-class Normalizer:
+class _Normalizer:
     """The normaliser of a tokeniser, by itself."""
 
     def __init__(self, layout: Layout) -> None:
@@ -128,7 +125,7 @@ def _grouped(contents: set[str]) -> list[Group]:
         chosen = max(counts, key=lambda one: (_rarity(one) * counts[one], counts[one], one))
         members = [content for content in left if chosen in content]
         left = [content for content in left if chosen not in content]
-        groups.append(Group(chosen, any_of(set(members)) if len(members) > 1 else None, _shared_prefix(members)))
+        groups.append(Group(chosen, _any_of(set(members)) if len(members) > 1 else None, _shared_prefix(members)))
     return groups
 
 
@@ -153,7 +150,7 @@ def _shared_prefix(contents: list[str]) -> str:
     return first[:length]
 
 
-def any_of(contents: set[str]) -> re.Pattern[str]:
+def _any_of(contents: set[str]) -> re.Pattern[str]:
     """Finds any of these texts, of those at a place the longest."""
     return re.compile(_alternatives(sorted(contents)))
 
