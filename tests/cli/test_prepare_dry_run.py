@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.prepare import Estimate, estimate_text
@@ -29,11 +30,11 @@ def test_for_people(run: Any, large: Path, tokenizer: Path, tmp_path: Path, monk
     patterns = [
         r"dry run: nothing was written",
         r"  input      1 file, 2\d\.\d MB",
-        r"  sample     [\d.]+ MB \([34]\d\.\d\d%\), [\d,]+ documents",
+        r"  sample     [\d.]+ MB \([34]\d\.\d\d%\), [\d,]+ documents, scaled up",
         r"  documents  about 11,[789]\d\d",
-        r"  tokens     about [\d,]+ \(uint16\), most likely between [\d.]+ M and [\d.]+ M",
-        r"  time       about [\d.]+ s with \d workers?, tokenizers",
-        r"  output     about [\d.]+ MB, at most about [\d.]+ MB on the way",
+        r"  tokens     about [\d,]+ \(uint16\)",
+        r"  output     about [\d.]+ MB",
+        r"  backend    tokenizers",
         r"  filters    of the sample \(min_chars \d+ dropped\)",
     ]
     lines = result.stdout.splitlines()
@@ -49,10 +50,7 @@ def test_json(run: Any, large: Path, tokenizer: Path, tmp_path: Path, monkeypatc
     assert result.stderr == ""
     found = json.loads(result.stdout)
     assert set(found) == set(Estimate.__struct_fields__)
-    again = estimate_text([large], tokenizer=tokenizer)
-    assert {name: found[name] for name in found if name != "seconds"} == {
-        name: getattr(again, name) for name in found if name != "seconds"
-    }
+    assert found == msgspec.to_builtins(estimate_text([large], tokenizer=tokenizer))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -67,8 +67,18 @@ def test_a_dry_run(table: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     done = headrace("prepare", table, "--format", "tar", *PARTS, "--dry-run", "--json")
     assert json.loads(done.stdout)["samples"] == 20
-    assert "samples  20" in headrace("prepare", table, "--format", "tar", *PARTS, "--dry-run").stdout
+    lines = headrace("prepare", table, "--format", "tar", *PARTS, "--dry-run").stdout.splitlines()
+    assert {"  sample   all of it", "  samples  20"} <= set(lines)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_says_that_its_sample_is_scaled_up(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.prepare.shards.estimate.MAX_TASKS", 2)
+    tables = [table, *(table.with_name(f"{number}.csv") for number in range(3))]
+    for path in tables[1:]:
+        write_table(path, rows(20))
+    lines = headrace("prepare", *tables, "--format", "tar", *PARTS, "--dry-run").stdout.splitlines()
+    assert lines[2:4] == ["  sample   40 samples, scaled up", "  samples  about 80"]
 
 
 def test_skipped_samples_are_listed(table: Path, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class _OneThread(Command):
     help="Replace the output of an earlier run, once the new one is complete.",
 )
 @click.option("--restart", is_flag=True, help="Discard an unfinished run in DIR; by default it is continued.")
-@click.option("--dry-run", is_flag=True, help="Estimate tokens, time and disk from a sample; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Estimate documents, tokens and bytes from a sample; write nothing.")
 @shard_options
 @tar_options
 @click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor notes nor summary.")

@@ -156,19 +156,17 @@ def _tokens(manifest: Manifest, dtype: str) -> list[tuple[str, str]]:
 def estimate_lines(estimate: Estimate) -> list[str]:
     """The estimate for people."""
     share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
-    sample = f"{size(estimate.sampled_bytes)} ({share:.2%}), {plural(estimate.sampled_documents, 'document')}"
-    between = f"{short(estimate.tokens_low).rstrip()} and {short(estimate.tokens_high).rstrip()}"
-    about, likely = ("", "") if estimate.is_exact else ("about ", f", most likely between {between}")
+    documents = plural(estimate.sampled_documents, "document")
+    sample = f"{size(estimate.sampled_bytes)} ({share:.2%}), {documents}, scaled up"
+    about = "" if estimate.is_exact else "about "
     pairs = [
         ("input", f"{plural(estimate.inputs, 'file')}, {size(estimate.input_bytes)}"),
         ("sample", "all of it" if estimate.is_exact else sample),
         ("documents", f"{about}{count(estimate.documents)}"),
-        ("tokens", f"{about}{count(estimate.tokens)} ({estimate.dtype}){likely}"),
-        ("time", f"about {duration(estimate.seconds)} with {plural(estimate.workers, 'worker')}, {estimate.backend}"),
-        ("output", f"about {size(estimate.output_bytes)}, at most about {size(estimate.peak_disk_bytes)} on the way"),
+        ("tokens", f"{about}{count(estimate.tokens)} ({estimate.dtype})"),
+        ("output", f"about {size(estimate.output_bytes)}"),
+        ("backend", estimate.backend + (f", since {estimate.fallback}" if estimate.fallback else "")),
     ]
-    if estimate.fallback:
-        pairs.append(("backend", f"{estimate.backend}, since {estimate.fallback}"))
     if estimate.dropped:
         pairs.append(("filters", f"of the sample{_dropped(estimate.dropped)}"))
     if estimate.bad_records:

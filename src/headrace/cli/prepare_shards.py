@@ -193,10 +193,9 @@ def estimate_lines(estimate: ShardEstimate) -> list[str]:
     about = "" if estimate.is_exact else "about "
     pairs = [
         ("input", f"{plural(estimate.inputs, 'input')}, {size(estimate.input_bytes)}"),
-        ("sample", "all of it" if estimate.is_exact else plural(estimate.sampled, "sample")),
+        ("sample", "all of it" if estimate.is_exact else f"{plural(estimate.sampled, 'sample')}, scaled up"),
         ("samples", f"{about}{count(estimate.samples)}"),
         ("shards", f"about {count(estimate.shards)}, {size(estimate.output_bytes)}"),
-        ("disk", f"at most about {size(estimate.peak_disk_bytes)} on the way"),
         ("parts", ", ".join(f"{name} {size(number)}" for name, number in estimate.parts.items()) or "none"),
     ]
     if estimate.bad:

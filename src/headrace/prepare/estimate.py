@@ -1,30 +1,51 @@
-"""What a run would make and take, from a sample of its inputs: ``--dry-run``. Nothing is written.
+"""What a run would make, from a sample of its inputs: ``--dry-run``. Nothing is written.
 
-places     files -> where to look, and how much each place stands for     pure
-sample     places -> records -> tokens, counted and timed
-forecast   documents and tokens of the whole -> disk and time             pure
+Points are spread over the bytes of all files: one in each of n equal stretches, somewhere in it. A point becomes a
+*place*, the span around it; a span that several points fall into is one place with their number as its weight.
+
+    files of 1 and 3 MiB, 4 points      one place of weight 1 in the first, three in the second
+    the same, compressed                one place of weight 1, the first file; one of weight 3, the second
+
+The places are encoded, and what they hold a byte is multiplied by the bytes of all files.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, InputError
 from headrace.io import check_local
-from headrace.prepare.backends import TRUTH, MismatchError, choose_backend
-from headrace.prepare.forecast import Tasks, forecast_disk, forecast_seconds
+from headrace.plan.keys import derive, source_key
+from headrace.prepare.backends import TRUTH, MismatchError, ProvedEncoder, choose_backend
 from headrace.prepare.options import TextOptions, check_options
-from headrace.prepare.places import scale_up
 from headrace.prepare.run_plan import RunPlan
-from headrace.prepare.sample import Sample
-from headrace.prepare.sources import choose_task_bytes, find_inputs
-from headrace.prepare.text_run import usable_cores
+from headrace.prepare.sources import Block, SourceFile, Span, choose_task_bytes, find_inputs, open_span
+from headrace.prepare.sources.reader import LineSpanReader
 from headrace.prepare.tokenizer import load_tokenizer
+from headrace.prepare.worker import load_encoder
+
+NUM_PLACES = 64
+PLACE_BYTES = 128 << 10
+STRIDE = 8
+"""Of what must be read from its beginning every eighth block is encoded: reading is cheap beside that."""
+
+_INDEX_BYTES = {"indexed": 20, "keyed": 11, "hdf5": 800, "jsonl": 6}
+"""Of a key and document: lengths, pointers and document indices; in ``meta.json``, a number as text; in HDF5, the
+header of each array; in JSON lines, what is around the name of the key and its numbers."""
+
+_ORDER_BYTES = 8
+"""Of the table of origins a document, where documents are shuffled or dealt to domains."""
+
+_JSON_SHARE = 2.3
+"""Bytes of a number as JSON over its bytes as binary: ids take about 5 of 2, masks 2 of 1."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,17 +64,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """The first of them, or empty."""
     documents: int
     tokens: int
-    tokens_low: int
-    """About 19 of 20 times the truth lies between this and ``tokens_high``, if the sample is like the rest."""
-    tokens_high: int
     dtype: str
     output_bytes: int
-    """Of all files that stay."""
-    peak_disk_bytes: int
-    """About the most that the output folder holds at a time."""
-    seconds: float
-    workers: int
-    """Processes that would have something to do at the same time."""
+    """Of all files that stay, but for the manifest and some headers."""
     backend: str
     fallback: str
     """Why ``tokenizers`` encodes, though a faster library passed its first proof; else empty."""
@@ -69,7 +82,7 @@ def estimate_text(
 ) -> Estimate:
     """Tokenise a sample that is spread over all inputs, in this process, and scale it up.
 
-    About 8 MiB of text are read, in 64 places. Smaller inputs are read whole, and the numbers are then exact. A
+    About 8 MiB of text are encoded, in 64 places. Smaller inputs are read whole, and the numbers are then exact. A
     compressed file and a row group are read from their beginning, so what changes within them is not seen.
 
     Raises:
@@ -82,28 +95,10 @@ def estimate_text(
     check_options(options)
     if any(os.fspath(name) == "-" for name in inputs):
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
-    return estimate_plan(lambda: _plan(inputs, tokenizer, options))
-
-
-def estimate_plan(make_plan: Callable[[], RunPlan]) -> Estimate:
-    """As `estimate_text`, of any plan; to make it is a part of the time that is estimated."""
-    begin_s = time.monotonic()
-    plan = make_plan()
-    load_s = time.monotonic() - begin_s
-    backend, fallback = plan.choice.name, ""
-    try:
-        sample = Sample(plan, backend)
-    except MismatchError as error:
-        backend, fallback = TRUTH, str(error)
-        sample = Sample(plan, backend)
-    return _estimate(plan, sample, backend=backend, fallback=fallback, load_s=load_s)
-
-
-def _plan(inputs: Sequence[str | os.PathLike[str]], tokenizer: str | os.PathLike[str], options: TextOptions) -> RunPlan:
     loaded = load_tokenizer(tokenizer)
     files = find_inputs(inputs, spec=RunPlan.record_spec(options), keep_faulty=options.errors.on_error == "skip")
     special = options.tokens.special_tokens_in_text
-    return RunPlan(
+    plan = RunPlan(
         files=tuple(files),
         options=options,
         tokenizer=loaded,
@@ -112,28 +107,22 @@ def _plan(inputs: Sequence[str | os.PathLike[str]], tokenizer: str | os.PathLike
         choice=choose_backend(loaded.json, wanted=options.tokens.backend, special=special),
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
     )
+    return estimate_plan(plan)
 
 
-def _estimate(plan: RunPlan, sample: Sample, *, backend: str, fallback: str, load_s: float) -> Estimate:
+def estimate_plan(plan: RunPlan) -> Estimate:
+    """As `estimate_text`, of any plan."""
+    backend, fallback = plan.choice.name, ""
+    try:
+        sample = _Sample(plan, backend)
+    except MismatchError as error:
+        backend, fallback = TRUTH, str(error)
+        sample = _Sample(plan, backend)
     if not sample.num_records:
         raise InputError(f"no records in a sample of {len(plan.files):,} files: is this the right data?")
-    sizes, *columns = sample.columns
-    tokens, documents, cpu_s, value_bytes = (
-        scale_up(column, sizes, total_size=plan.total_bytes, is_whole=sample.is_whole) for column in columns
-    )
-    tasks = Tasks.of(plan)
-    cores = usable_cores()
-    workers = max(min(plan.options.workers or cores, cores, tasks.count), 1)
-    num_documents, num_tokens = round(documents.value), round(tokens.value)
-    disk = forecast_disk(plan, tasks, documents=num_documents, value_bytes=round(value_bytes.value), workers=workers)
-    seconds = load_s + forecast_seconds(
-        plan,
-        tasks,
-        workers=workers,
-        cpu_s=cpu_s.value,
-        truth_s=0.0 if backend == TRUTH else sample.truth_s,
-        record_characters=sample.num_characters / sample.num_records,
-    )
+    size, *sums = sample.sums
+    scale = 1.0 if sample.is_whole else plan.total_bytes / (size or 1.0)
+    documents, tokens, value_bytes = (round(value * scale) for value in sums)
     return Estimate(
         inputs=len(plan.files),
         input_bytes=plan.total_bytes,
@@ -142,16 +131,142 @@ def _estimate(plan: RunPlan, sample: Sample, *, backend: str, fallback: str, loa
         is_exact=sample.is_whole,
         bad_records=sample.num_bad,
         first_error=sample.first_error,
-        documents=num_documents,
-        tokens=num_tokens,
-        tokens_low=max(round(tokens.value - 2 * tokens.error), 0),
-        tokens_high=round(tokens.value + 2 * tokens.error),
+        documents=documents,
+        tokens=tokens,
         dtype=np.dtype(plan.columns[0].dtype).name,
-        output_bytes=disk.output,
-        peak_disk_bytes=disk.peak,
-        seconds=round(seconds, 3),
-        workers=workers,
+        output_bytes=_output_bytes(plan, documents, value_bytes),
         backend=backend,
         fallback=fallback,
         dropped=dict(sorted(sample.dropped.items())),
     )
+
+
+def _output_bytes(plan: RunPlan, documents: int, value_bytes: int) -> int:
+    layout = plan.options.output.format
+    has_order = plan.is_shuffled or any(column.kind == "domain" for column in plan.columns)
+    per_document = _INDEX_BYTES[layout] * len(plan.keys) + _ORDER_BYTES * has_order
+    if layout == "jsonl":
+        value_bytes = round(value_bytes * _JSON_SHARE)
+        per_document += sum(map(len, plan.keys))
+    return value_bytes + documents * per_document
+
+
+class Place(NamedTuple):
+    """A part of an input that is looked at."""
+
+    span: Span
+    weight: int
+    """How much of the input it stands for, beside the others."""
+
+    from_begin: bool
+    """It is read from its beginning, as far as its weight asks for; else it is read whole."""
+
+
+def choose_places(
+    files: Sequence[SourceFile], *, key: int, num_points: int, place_bytes: int
+) -> tuple[list[Place], bool]:
+    """The places for ``num_points`` points, in the order of the input, and whether they are all of the input.
+
+    All of the input is taken where it is no more than as many places; each file then weighs its extent. Cost:
+    O(files + points), whatever the size of the files is.
+    """
+    if sum(file.text_bytes for file in files) <= num_points * place_bytes:
+        whole = [
+            Place(Span(number, 0, file.extent), file.extent, from_begin=False)
+            for number, file in enumerate(files)
+            if file.extent
+        ]
+        return whole, True
+    ends = np.cumsum([file.size_bytes for file in files], dtype=np.int64)
+    total = int(ends[-1])
+    hits: Counter[tuple[int, int, int]] = Counter()
+    for point in range(num_points):
+        byte = (total * point + (total * derive(key, point) >> 64)) // num_points
+        number = int(np.searchsorted(ends, byte, side="right"))
+        file = files[number]
+        hits[number, *_around(file, byte - int(ends[number]) + file.size_bytes, place_bytes)] += 1
+    places = [
+        Place(Span(number, begin, end), count, from_begin=not files[number].can_split)
+        for (number, begin, end), count in sorted(hits.items())
+    ]
+    return places, False
+
+
+def _around(file: SourceFile, byte: int, place_bytes: int) -> tuple[int, int]:
+    """Begin and end of the span around a byte of a file."""
+    if file.can_split:
+        begin = byte // place_bytes * place_bytes
+        return begin, min(begin + place_bytes, file.extent)
+    if file.unit_bytes:
+        # Units hold about as many rows each, and readers deal the bytes of the file to its rows evenly.
+        unit = byte * file.extent // file.size_bytes
+        return unit, unit + 1
+    return 0, file.extent
+
+
+class _Sample:
+    """The places of a run, read and encoded in this process by one library.
+
+    Raises:
+        MismatchError: the library is not equal to the truth.
+        InputError: a file cannot be read.
+    """
+
+    def __init__(self, plan: RunPlan, backend: str) -> None:
+        self.num_bytes = self.num_records = self.num_documents = self.num_bad = 0
+        self.first_error = ""
+        self.dropped: Counter[str] = Counter()
+        self.sums: NDArray[np.float64] = np.zeros(4)
+        """Bytes of the inputs, documents, tokens, bytes of values; each place counts by its weight."""
+        self._plan = plan
+        proved = ProvedEncoder(backend, plan.tokenizer.json, plan.options.tokens.special_tokens_in_text)
+        setup = plan.setup(parts="", buckets="", tokenizer="", backend=backend)
+        self._encoder = load_encoder(setup, plan.tokenizer.json, proved)
+        key = source_key(0, plan.tokenizer.fingerprint, "prepare estimate")
+        places, self.is_whole = choose_places(plan.files, key=key, num_points=NUM_PLACES, place_bytes=PLACE_BYTES)
+        for place in places:
+            self._read(place)
+
+    def _read(self, place: Place) -> None:
+        plan = self._plan
+        reader = open_span(
+            plan.files[place.span.file],
+            place.span,
+            plan.record_spec(plan.options),
+            block_bytes=PLACE_BYTES,
+            max_record_bytes=plan.options.records.max_record_bytes,
+        )
+        stride, most = (STRIDE, STRIDE * place.weight) if place.from_begin else (1, None)
+        found = np.zeros(3)
+        # Which bytes of a compressed file a block came from is not known: characters say what share was encoded.
+        read_bytes = read = encoded = 0
+        for number, block in enumerate(islice(reader.blocks(), most)):
+            num_characters = sum(len(text) for texts in block.texts for text in texts) + block.num_lines
+            read_bytes += block.input_bytes
+            read += num_characters
+            if number % stride == 0:
+                encoded += num_characters
+                found += self._encode(block, place.span.file)
+        if place.from_begin and isinstance(reader, LineSpanReader) and reader.compressed_bytes:
+            read_bytes = reader.compressed_bytes
+        size = read_bytes * encoded / max(read, 1)
+        self.num_bytes += round(size)
+        # What was read of a beginning stands for the whole place. Any other place may own more or fewer bytes of lines
+        # than it has: what lies in long lines counts where these begin.
+        extent = size if place.from_begin else place.span.end - place.span.begin
+        if extent:
+            self.sums += place.weight / extent * np.array([size, *found])
+
+    def _encode(self, block: Block, file: int) -> tuple[int, int, int]:
+        """Documents of a block, their tokens, and the bytes of all that is stored of them but for indices."""
+        made = self._encoder.encode(block, file)
+        self.num_records += block.num_lines - block.num_blank
+        self.num_documents += len(made.lines)
+        self.num_bad += len(made.bad)
+        if made.bad and not self.first_error:
+            self.first_error = f"{self._plan.files[file].name}: {made.bad[0].message}"
+        self.dropped.update(made.dropped_documents)
+        columns = list(zip(self._plan.columns, made.tokens, strict=True))
+        tokens = sum(len(values) for column, values in columns if column.kind == "ids")
+        value_bytes = sum(values.nbytes for column, values in columns if column.kind != "domain")
+        return len(made.lines), tokens, value_bytes

@@ -122,7 +122,7 @@ def estimate_recipe(
     options: RecipeOptions | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Estimate:
-    """What a run of `prepare_recipe` would make and take, from a sample, see `estimate_text`.
+    """What a run of `prepare_recipe` would make, from a sample, see `estimate_text`.
 
     Raises:
         ConfigError: as `prepare_recipe`; standard input is among the inputs.
@@ -132,17 +132,16 @@ def estimate_recipe(
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
     if reads_stdin(recipe):
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
-    return estimate_plan(
-        lambda: resolve(
-            recipe,
-            run_options,
-            tokenizer=tokenizer,
-            stdin=None,
-            earlier={},
-            on_progress=lambda progress: None,
-            on_notice=on_notice or (lambda message: None),
-        )[0]
+    plan, _ = resolve(
+        recipe,
+        run_options,
+        tokenizer=tokenizer,
+        stdin=None,
+        earlier={},
+        on_progress=lambda progress: None,
+        on_notice=on_notice or (lambda message: None),
     )
+    return estimate_plan(plan)
 
 
 def _resolved(

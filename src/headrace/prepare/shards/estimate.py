@@ -1,4 +1,4 @@
-"""What a run would make and take, from a sample of its inputs: ``--dry-run``. Nothing is written."""
+"""What a run would make, from a sample of its inputs: ``--dry-run``. Nothing is written."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ class ShardEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Of all parts."""
     output_bytes: int
     """Of all shards."""
-    peak_disk_bytes: int
-    """About the most that the output folder holds at a time: values of columns are written twice."""
     shards: int
     parts: dict[str, int]
     """Of the sample: bytes by part."""
@@ -79,13 +77,11 @@ def estimate_shards(
     )
     surveyor = Surveyor(setup, lambda *counts: None)
     part_bytes: dict[str, int] = {}
-    spooled = 0
     with tempfile.TemporaryDirectory() as listings:
         orders = plan_survey(found, options, Path(listings), notice).orders
         count = min(len(orders), MAX_TASKS)
         for number in range(count):
             survey = surveyor.survey(orders[number * len(orders) // count])
-            spooled += survey.spool_bytes
             for span in survey.spans:
                 sums.take(span)
                 for sample in span.samples:
@@ -109,7 +105,6 @@ def estimate_shards(
         samples=samples,
         content_bytes=round(sum(part_bytes.values()) * scale),
         output_bytes=tar_bytes,
-        peak_disk_bytes=tar_bytes + round(spooled * scale),
         shards=max(by_count, by_bytes, 1),
         parts=dict(sorted(part_bytes.items())),
         bad=len(sums.errors),
