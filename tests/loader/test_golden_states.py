@@ -1,0 +1,87 @@
+"""States and files of runs that an earlier version wrote: they load, and go on with the same samples, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import states_made
+from headrace import Ranks, Reading
+from headrace.datasets.run_file import read_run_file
+from states_made import KINDS, coming, file_name, golden, loader_of, samples_of
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "states"
+ELASTIC = ("windows", "packs, best_fit_split", "blend", "supervised", "megatron", "media", "measured")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the data, which the kinds share."""
+    return tmp_path_factory.mktemp("states")
+
+
+@pytest.fixture(autouse=True)
+def _there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def stored(kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / file_name(kind)).read_text())
+    return found
+
+
+def test_there_is_a_file_of_each_kind() -> None:
+    assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(map(file_name, KINDS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_of_today_is_that_of_then(kind: str) -> None:
+    before, today = stored(kind), golden(KINDS[kind]())
+    for part in ("run", "first", "state", "samples", "next"):
+        assert today[part] == before[part], f"{kind}: {part}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_then_goes_on(kind: str) -> None:
+    before = stored(kind)
+    # Hooks that draw random numbers do so in threads no more than in the goldens.
+    draws = kind.startswith(("framed", "measured"))
+    loader = loader_of(KINDS[kind](), reading=Reading(num_threads=0 if draws else 1))
+    loader.load_state_dict(before["state"])
+    found = [[*one] for one in coming(loader)]
+    loader.close()
+    assert found == before["next"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("framed")])
+def test_a_file_of_then_says_what_came(kind: str, tmp_path: Path) -> None:
+    before = stored(kind)
+    (tmp_path / "run.json").write_text(json.dumps(before["run"]))
+    (saved,) = read_run_file(tmp_path / "run.json").runs
+    assert samples_of(saved.trace().plan, before["state"]["position"]) == before["samples"]
+    assert saved.hashes == KINDS[kind]().run.recipe.hashes()
+
+
+@pytest.mark.parametrize("kind", ELASTIC)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_state_of_then_goes_on_with_other_ranks(kind: str, world_size: int) -> None:
+    """Every step has the same positions, whoever takes them."""
+    before = stored(kind)
+    size = KINDS[kind]().run.schedule.pieces[0][1]
+    given: defaultdict[int, list[int]] = defaultdict(list)
+    for rank in range(world_size):
+        loader = loader_of(KINDS[kind](), ranks=Ranks(rank, world_size))
+        loader.load_state_dict(before["state"])
+        for positions, _ in coming(loader, states_made.NUM_SAMPLES // world_size):
+            for position in positions:
+                given[position // size].append(position)
+        loader.close()
+    expected = sorted(position for positions, _ in before["next"] for position in positions)
+    found = sorted(position for positions in given.values() for position in positions)
+    assert found == expected
+    assert np.array_equal(np.diff(sorted(given)), np.ones(len(given) - 1))
