@@ -198,6 +198,8 @@ class Mender:
     def __init__(self, table: Table) -> None:
         self._new = table.new_of
         self._renames = table.renames
+        # A package may have a function with the name of one of its modules: that is what is meant.
+        self._given = {module.name: _given(module) for module in house.modules_of(ROOT).values() if module.is_package}
         longest = sorted(self._new, key=len, reverse=True)
         dotted = "|".join(re.escape(name) for name in longest) or "(?!)"
         self._dotted = re.compile(rf"(?<![\w.])({dotted})(?![\w])(?!\.py\b)")
@@ -207,7 +209,7 @@ class Mender:
     def bound(self, one: Bound) -> Bound:
         """Where an import takes its name from now; of a module that is imported as a name the new module."""
         whole = f"{one.module}.{one.name}" if one.name else one.module
-        if whole in self._new:
+        if whole in self._new and one.name not in self._given.get(one.module, ()):
             new = self._new[whole]
             if not one.name:
                 return Bound(new, "", one.bound if one.bound != one.module else new)
@@ -272,6 +274,17 @@ class Mender:
         """Dotted names and paths, in strings and prose."""
         text = self._dotted.sub(lambda found: self._new[found[1]], text)
         return self._paths.sub(lambda found: self._new[found[1].replace("/", ".")].replace(".", "/") + ".py", text)
+
+
+def _given(package: house.Module) -> set[str]:
+    """Names that a package gives besides its modules."""
+    found = set()
+    for node in ast.walk(package.tree):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {
+                one.bound for one in bounds_of(node) if f"{one.module}.{one.name}" != f"{package.name}.{one.bound}"
+            }
+    return found
 
 
 def _place(node: ast.expr | ast.stmt) -> tuple[int, int, int, int]:
