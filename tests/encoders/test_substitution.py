@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import ConfigError
-from headrace.plan.substitution import substitute_index
+from headrace.plan.keys import substitute_index
 
 
 @given(

@@ -16,7 +16,7 @@ import packs_made
 from counts import cases
 from headrace.errors import ConfigError
 from headrace.loader import attention
-from headrace.plan.context_parallel import context_parallel_indices, context_parallel_order
+from headrace.plan.segments import context_parallel_indices, context_parallel_order
 from packs_made import Piece
 
 BATCHES = st.tuples(st.integers(1, 10), st.sampled_from([1, 2, 4])).flatmap(

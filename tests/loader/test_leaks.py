@@ -21,7 +21,7 @@ from counts import cases
 from headrace import Loader, Order, PackedSequenceDataset, Packing, Ranks, Run
 from headrace.loader import attention
 from headrace.plan import BatchSchedule, Share, micro_batches
-from headrace.plan.context_parallel import context_parallel_indices, context_parallel_order
+from headrace.plan.segments import context_parallel_indices, context_parallel_order
 from packs_made import Piece
 
 KINDS = ["dense", "sdpa", "flex", "varlen"]

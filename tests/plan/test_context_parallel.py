@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError
-from headrace.plan.context_parallel import context_parallel_indices, context_parallel_order
+from headrace.plan.segments import context_parallel_indices, context_parallel_order
 
 
 def plainly(lengths: list[int], cp_size: int, rank: int) -> list[int]:

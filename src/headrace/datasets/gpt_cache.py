@@ -26,20 +26,18 @@ from headrace.datasets.gpt_masks import GPTMasks
 from headrace.errors import ConfigError, StaleCacheError
 from headrace.io import check_local
 from headrace.plan.megatron import GPTOrder, GPTSampling
-from headrace.plan.megatron.cache_check import (
-    CachedIndices,
-    IndexFault,
-    built_otherwise,
-    check_blend_indices,
-    check_indices,
-    fitting_sampling,
-)
-from headrace.plan.megatron.cache_names import (
+from headrace.plan.megatron.caches import (
     BLEND_SUFFIXES,
     DESCRIPTION,
     GPT_SUFFIXES,
     CacheDescription,
+    CachedIndices,
+    IndexFault,
     blend_facts,
+    built_otherwise,
+    check_blend_indices,
+    check_indices,
+    fitting_sampling,
     gpt_facts,
     parse_description,
 )

@@ -10,7 +10,7 @@ import numpy as np
 from headrace.datasets.gpt_cache import CachedGPTBlend, CachedGPTDataset, CacheReading, cache_at
 from headrace.errors import HeadraceError, StaleCacheError, StoreError
 from headrace.plan.megatron import build_blending_indices, build_exhaustive_blending_indices
-from headrace.plan.megatron.cache_names import DESCRIPTION
+from headrace.plan.megatron.caches import DESCRIPTION
 from headrace.stores import Problem
 
 

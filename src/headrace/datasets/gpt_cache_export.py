@@ -18,7 +18,7 @@ from headrace.datasets.gpt_blend import GPTBlend
 from headrace.errors import ConfigError
 from headrace.io import check_local
 from headrace.plan.megatron import GPTOrder, split_ranges
-from headrace.plan.megatron.cache_names import (
+from headrace.plan.megatron.caches import (
     BLEND_SUFFIXES,
     DESCRIPTION,
     GPT_SUFFIXES,

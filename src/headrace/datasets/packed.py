@@ -13,7 +13,7 @@ from headrace.datasets.packed_item import MaskPads, PackedItem
 from headrace.datasets.packed_source import SampleDataset, joined, sample_lengths
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
-from headrace.plan.next_fit import next_fit
+from headrace.plan.packing.first_fit import next_fit
 from headrace.plan.segments import IGNORED_LABEL
 
 ContinuedPositions = Literal["wrap", "restart"]

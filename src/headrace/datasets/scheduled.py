@@ -14,7 +14,7 @@ from headrace.datasets.dataset import Dataset
 from headrace.datasets.mix import Mix, check_children, check_named, joined, node_of
 from headrace.errors import ConfigError
 from headrace.plan import Branch, Leaf, Schedule, linear_ramp
-from headrace.plan.weight_ramp import MOST_SEGMENTS, quantised_with_zeros
+from headrace.plan.blend import MOST_SEGMENTS, quantised_with_zeros
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import ConfigError
-from headrace.plan.context_parallel import context_parallel_indices
-from headrace.plan.segments import real_cu_seqlens
+from headrace.plan.segments import context_parallel_indices, real_cu_seqlens
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -18,8 +18,8 @@ from headrace._lazy import lazily
 
 if TYPE_CHECKING:
     from headrace.plan.arithmetic import apportion, exact_weights, rounded
-    from headrace.plan.balance import Deal, balanced, costs_of, unbalanced
-    from headrace.plan.blend import BlendTree, counts_until, quantised
+    from headrace.plan.balance import Deal, Leg, balanced, costs_of, step_order, unbalanced
+    from headrace.plan.blend import BlendTree, counts_until, linear_ramp, quantised
     from headrace.plan.bucketing import Bucketing, bucketed
     from headrace.plan.cursor import Cursor, Dealt
     from headrace.plan.keys import IntArray, KeyArray, derive_array
@@ -34,20 +34,18 @@ if TYPE_CHECKING:
         Schedule,
         leaf_counts,
         leaves,
+        node_recipe,
     )
     from headrace.plan.order import Order
     from headrace.plan.permutation import permute, unpermute
     from headrace.plan.quality import OrderQuality, order_quality
     from headrace.plan.recipe import ORDER_FORMAT, Recipe, order_format
-    from headrace.plan.recipe_of_nodes import node_recipe
     from headrace.plan.schedule import BatchSchedule
     from headrace.plan.shards import Shards
     from headrace.plan.slots import Draw, draw_of
     from headrace.plan.split import MicroBatches, Share, micro_batches
-    from headrace.plan.step_deal import Leg, step_order
     from headrace.plan.subset import Subset
     from headrace.plan.tree import Lookup, Plan, Seen
-    from headrace.plan.weight_ramp import linear_ramp
 
 _HOMES = {
     "BatchSchedule": "headrace.plan.schedule",
@@ -63,7 +61,7 @@ _HOMES = {
     "IntArray": "headrace.plan.keys",
     "KeyArray": "headrace.plan.keys",
     "Leaf": "headrace.plan.nodes",
-    "Leg": "headrace.plan.step_deal",
+    "Leg": "headrace.plan.balance",
     "Limit": "headrace.plan.nodes",
     "Lookup": "headrace.plan.tree",
     "MicroBatches": "headrace.plan.split",
@@ -89,15 +87,15 @@ _HOMES = {
     "exact_weights": "headrace.plan.arithmetic",
     "leaf_counts": "headrace.plan.nodes",
     "leaves": "headrace.plan.nodes",
-    "linear_ramp": "headrace.plan.weight_ramp",
+    "linear_ramp": "headrace.plan.blend",
     "micro_batches": "headrace.plan.split",
-    "node_recipe": "headrace.plan.recipe_of_nodes",
+    "node_recipe": "headrace.plan.nodes",
     "order_format": "headrace.plan.recipe",
     "order_quality": "headrace.plan.quality",
     "permute": "headrace.plan.permutation",
     "quantised": "headrace.plan.blend",
     "rounded": "headrace.plan.arithmetic",
-    "step_order": "headrace.plan.step_deal",
+    "step_order": "headrace.plan.balance",
     "unbalanced": "headrace.plan.balance",
     "unpermute": "headrace.plan.permutation",
 }

@@ -21,6 +21,7 @@ makes it impossible: it then meets others as heavy in the first micro-step, whos
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -255,3 +256,50 @@ def _exchange(members: IntArray, costs: IntArray, levels: IntArray, among: int) 
 def _over_mean(values: NDArray[np.float64]) -> float:
     mean = float(values.mean()) if values.size else 0.0
     return float(values.max()) / mean if mean else 1.0
+
+
+class Leg(NamedTuple):
+    """What was taken of a step in one go: the first ``num_taken`` of those left of its ``num_samples``, as they dealt.
+
+    ``num_samples`` are those of the step at that time; a run that is made longer may add some to its last step.
+    """
+
+    num_samples: int
+    world_size: int
+    micro_batch_size: int
+    num_taken: int
+
+    def is_dealt_by(self, num_samples: int, world_size: int, micro_batch_size: int) -> bool:
+        """Whether these go on with this deal."""
+        return self[:3] == (num_samples, world_size, micro_batch_size)
+
+
+def step_order(
+    costs: NDArray[Any],
+    taken: Sequence[Leg] = (),
+    *,
+    first: IntArray | None = None,
+    world_size: int,
+    micro_batch_size: int,
+) -> IntArray:
+    """(num_samples,) int64: the sample, numbered within the step, that each slot takes; a permutation.
+
+    ``costs`` are (num_samples,). The first slots are those that were taken before: those of ``first``, (n,) int64,
+    without balance, then those of each leg; the others are what these ranks make of the rest.
+    """
+    order = np.arange(len(costs), dtype=np.int64)
+    is_left = np.ones(len(costs), dtype=bool)
+    begin = 0 if first is None else len(first)
+    if first is not None:
+        order[:begin] = first
+        is_left[first] = False
+    legs = list(taken)
+    if not (legs and legs[-1].is_dealt_by(len(costs), world_size, micro_batch_size)):
+        legs.append(Leg(len(costs), world_size, micro_batch_size, len(costs)))
+    for leg in legs:
+        left = np.flatnonzero(is_left[: leg.num_samples])
+        deal = balanced(costs[left], world_size=leg.world_size, micro_batch_size=leg.micro_batch_size)
+        order[begin : begin + len(left)] = left[deal.order]
+        begin += leg.num_taken
+        is_left[order[:begin]] = False
+    return order

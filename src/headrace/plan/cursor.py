@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from headrace.errors import StateError
+from headrace.plan.balance import Leg
 from headrace.plan.recipe import PARTS, Recipe, undrawn
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.step_deal import Leg
 
 VERSION = 1
 

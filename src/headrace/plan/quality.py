@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.plan.block_order import block_window_begins
 from headrace.plan.keys import IntArray, KeyArray, derive, source_key
-from headrace.plan.order import Order
+from headrace.plan.order import Order, block_window_begins
 from headrace.plan.shards import Shards
 
 _MEASURED = 1 << 18

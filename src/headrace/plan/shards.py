@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.plan.keys import IntArray
+from headrace.plan.keys import IntArray, KeyArray, derive, derive_array
+from headrace.plan.permutation import permute, permute_each, unpermute, unpermute_each
 
 
 class Shards:
@@ -76,3 +79,221 @@ class Shards:
 
     def __repr__(self) -> str:
         return f"<Shards: {self.num_samples:,} samples in {len(self):,}>"
+
+
+_MAX_SLICES = 1 << 31
+_KEPT_BYTES = 128 << 20
+_PHASES, _ROWS, _WINDOWS = range(3)
+"""What the keys below the key of an epoch are for."""
+
+
+class VirtualShards:
+    """The slices and windows of a source; what does not depend on the epoch. O(shards).
+
+    Raises:
+        ConfigError: there would be more than 2^31 slices.
+    """
+
+    def __init__(self, shards: Shards, max_samples_per_sequence: int, parallel_shard_iters: int) -> None:
+        sizes = np.diff(shards.bounds)
+        longest = min(max_samples_per_sequence, int(sizes.max()))
+        counts = -(-sizes // longest)
+        # The borders move by as much as the slices are short of L together: by half of L at least.
+        counts += (sizes > longest) & (2 * (counts * longest - sizes) < longest) & (longest > 1)
+        slack = counts * longest - sizes
+        self._bounds = shards.bounds
+        self._sizes = sizes
+        self._slice_samples = longest
+        self._lowest_phase: IntArray = np.maximum(0, slack - longest + 1)
+        self._num_phases: IntArray = np.where(counts > 1, np.minimum(slack, longest - 1) - self._lowest_phase + 1, 1)
+        self._lowest_phase[counts == 1] = 0
+        self._first_slices: IntArray = np.append(0, np.cumsum(counts))
+        self.num_samples = shards.num_samples
+        self.num_slices = int(self._first_slices[-1])
+        if self.num_slices > _MAX_SLICES:
+            raise ConfigError(
+                f"{self.num_samples:,} samples make {self.num_slices:,} slices of at most {longest:,}; allowed are "
+                "2^31: raise max_samples_per_sequence"
+            )
+        self.num_windows = max(1, (2 * self.num_slices + parallel_shard_iters) // (2 * parallel_shard_iters))
+        self._whole_rows = -(-self.num_slices // self.num_windows) - 1
+        self._last_row = self.num_slices - self._whole_rows * self.num_windows
+        self._name = (shards.digest, longest, parallel_shard_iters)
+
+    def indices(self, ranks: IntArray, keys: KeyArray) -> IntArray:
+        """(n,) int64: the sample at each of (n,) int64 ranks of the epochs with these (n,) uint64 keys."""
+        return self._by_epoch(ranks, keys, inverse=False)
+
+    def ranks(self, indices: IntArray, keys: KeyArray) -> IntArray:
+        """(n,) int64: the rank of each sample; undoes ``indices`` at the same cost."""
+        return self._by_epoch(indices, keys, inverse=True)
+
+    def window_begins(self, windows: IntArray, key: int) -> IntArray:
+        """(n,) int64: the rank at which each window begins, of those from 0 to ``num_windows``, in one epoch."""
+        if self.num_windows == 1:
+            return windows * self.num_samples
+        return self._table(key).begin(self._begin_slot(windows))
+
+    def _by_epoch(self, values: IntArray, keys: KeyArray, *, inverse: bool) -> IntArray:
+        if not values.size:
+            return values.copy()
+        single = bool((keys == keys[0]).all())
+        if self.num_windows == 1:
+            # All slices are open at once: whatever they are, all samples are permuted.
+            apply = unpermute if inverse else permute
+            return apply(values, self.num_samples, int(keys[0]) if single else keys)
+        one = self._ranks if inverse else self._indices
+        if single:
+            return one(values, int(keys[0]))
+        result = np.empty_like(values)
+        by_key = np.argsort(keys, kind="stable")
+        borders = np.flatnonzero(np.diff(keys[by_key])) + 1
+        for rows in np.split(by_key, borders):
+            result[rows] = one(values[rows], int(keys[rows[0]]))
+        return result
+
+    def _indices(self, ranks: IntArray, key: int) -> IntArray:
+        table = self._table(key)
+        windows, which = _distinct(self._window_of(table.slot_of(ranks)))
+        begins = table.begin(self._begin_slot(windows))
+        lengths = table.begin(self._begin_slot(windows + 1)) - begins
+        window_keys = derive_array(derive(key, _WINDOWS), windows)
+        begin = begins[which]
+        places = begin + permute_each(ranks - begin, lengths[which], window_keys[which])
+        slots, which = _distinct(table.slot_of(places))
+        # The sample at place 0, were it of the same slice: added to a place, it gives the sample.
+        shift = self._slice_begin(self._slice_at(slots, key), key) - table.begin(slots)
+        return places + shift[which]
+
+    def _ranks(self, indices: IntArray, key: int) -> IntArray:
+        table = self._table(key)
+        shards = np.searchsorted(self._bounds, indices, side="right").astype(np.int64) - 1
+        within = indices - self._bounds[shards] + self._phases(shards, key)
+        number = within // self._slice_samples
+        slices, which = _distinct(self._first_slices[shards] + number)
+        slots = self._slot_of(slices, key)
+        shift = table.begin(slots) - self._slice_begin(slices, key)
+        places = indices + shift[which]
+        windows = self._window_of(slots)
+        begins = table.begin(self._begin_slot(windows))
+        lengths = table.begin(self._begin_slot(windows + 1)) - begins
+        window_keys = derive_array(derive(key, _WINDOWS), windows)
+        begin = begins[which]
+        return begin + unpermute_each(places - begin, lengths[which], window_keys[which])
+
+    def _phases(self, shards: IntArray, key: int) -> IntArray:
+        """(n,) int64: by how much the borders within each shard are moved towards its beginning."""
+        hashed = derive_array(derive(key, _PHASES), shards) >> np.uint64(33)
+        moved: IntArray = (hashed.astype(np.int64) * self._num_phases[shards]) >> 31
+        return self._lowest_phase[shards] + moved
+
+    def _slice_begin(self, slices: IntArray, key: int) -> IntArray:
+        """(n,) int64: the first sample of each slice."""
+        shards = np.searchsorted(self._first_slices, slices, side="right").astype(np.int64) - 1
+        number = slices - self._first_slices[shards]
+        begin = number * self._slice_samples - self._phases(shards, key)
+        first: IntArray = self._bounds[shards] + np.maximum(begin, 0)
+        return first
+
+    def _begin_slot(self, windows: IntArray) -> IntArray:
+        return windows * self.num_slices // self.num_windows
+
+    def _window_of(self, slots: IntArray) -> IntArray:
+        return ((slots + 1) * self.num_windows - 1) // self.num_slices
+
+    def _slice_at(self, slots: IntArray, key: int) -> IntArray:
+        """(n,) int64: the slice in each slot; the slots of a window are one after another, a row of slices each."""
+        windows = self._window_of(slots)
+        rows = slots - self._begin_slot(windows)
+        last = rows == self._whole_rows
+        ranks = np.where(last, windows * self._last_row // self.num_windows, windows)
+        row_keys = derive_array(derive(key, _ROWS), rows)
+        lengths = np.where(last, self._last_row, self.num_windows)
+        return rows * self.num_windows + permute_each(ranks, lengths, row_keys)
+
+    def _slot_of(self, slices: IntArray, key: int) -> IntArray:
+        """(n,) int64: the slot of each slice; undoes ``_slice_at``."""
+        rows = slices // self.num_windows
+        last = rows == self._whole_rows
+        row_keys = derive_array(derive(key, _ROWS), rows)
+        lengths = np.where(last, self._last_row, self.num_windows)
+        ranks = unpermute_each(slices - rows * self.num_windows, lengths, row_keys)
+        windows = np.where(last, ((ranks + 1) * self.num_windows - 1) // self._last_row, ranks)
+        return self._begin_slot(windows) + rows
+
+    def _table(self, key: int) -> _SlotTable:
+        return _tables.get((*self._name, key), lambda: self._make_table(key))
+
+    def _make_table(self, key: int) -> _SlotTable:
+        """The slots of the slices that are shorter than the others: the first and the last of each shard."""
+        shards = np.arange(len(self._sizes), dtype=np.int64)
+        counts = np.diff(self._first_slices)
+        phases = self._phases(shards, key)
+        first_lengths = np.minimum(self._slice_samples - phases, self._sizes)
+        last_lengths = self._sizes - ((counts - 1) * self._slice_samples - phases)
+        several = counts > 1
+        slices = np.concatenate([self._first_slices[:-1], self._first_slices[1:][several] - 1])
+        missing = self._slice_samples - np.concatenate([first_lengths, last_lengths[several]])
+        short = missing > 0
+        slots, missing = self._slot_of(slices[short], key), missing[short]
+        order = np.argsort(slots)
+        slots, missing = slots[order], missing[order]
+        before: IntArray = np.append(0, np.cumsum(missing))
+        ends = (slots + 1) * self._slice_samples - before[1:]
+        return _SlotTable(self._slice_samples, slots, ends, before)
+
+
+class _SlotTable(NamedTuple):
+    """The short slices of an epoch in the order of their slots: (m,) int64, ``missing`` (m + 1,) prefix sums."""
+
+    slice_samples: int
+    slots: IntArray
+    ends: IntArray
+    missing: IntArray
+
+    def begin(self, slots: IntArray) -> IntArray:
+        """(n,) int64: the place where each slot begins."""
+        return slots * self.slice_samples - self.missing[np.searchsorted(self.slots, slots)]
+
+    def slot_of(self, places: IntArray) -> IntArray:
+        """(n,) int64: the slot of each place."""
+        passed = np.searchsorted(self.ends, places, side="right")
+        slots: IntArray = (places + self.missing[passed]) // self.slice_samples
+        return slots
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the arrays."""
+        return 3 * self.missing.nbytes
+
+
+def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
+    """Values among which all of ``values`` are, and which of them each is; mostly they lie close together."""
+    low = int(values.min())
+    span = int(values.max()) - low + 1
+    if span <= values.size:
+        return np.arange(low, low + span, dtype=np.int64), values - low
+    distinct, which = np.unique(values, return_inverse=True)
+    return distinct, which.astype(np.int64)
+
+
+class _Tables(threading.local):
+    """The tables of the epochs used most recently, at least two and at most ``_KEPT_BYTES`` beyond, a thread."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[str, int, int, int], _SlotTable] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, name: tuple[str, int, int, int], make: Callable[[], _SlotTable]) -> _SlotTable:
+        if (known := self._tables.get(name)) is not None:
+            self._tables.move_to_end(name)
+            return known
+        table = make()
+        self._tables[name] = table
+        self._bytes += table.num_bytes
+        while self._bytes > _KEPT_BYTES and len(self._tables) > 2:
+            self._bytes -= self._tables.popitem(last=False)[1].num_bytes
+        return table
+
+
+_tables = _Tables()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.plan.megatron import GPTOrder, GPTSampling, build_blending_indices
-from headrace.plan.megatron import cache_check as checking
-from headrace.plan.megatron.cache_check import (
+from headrace.plan.megatron import caches as checking
+from headrace.plan.megatron.caches import (
     CachedIndices,
     IndexFault,
     built_otherwise,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError, StoreError
-from headrace.plan.megatron.cache_names import (
+from headrace.plan.megatron.caches import (
     BlendFacts,
     CacheDescription,
     GPTFacts,

@@ -18,7 +18,7 @@ from headrace.plan.megatron import (
     build_sample_idx,
     build_shuffle_idx,
     count_epochs,
-    named,
+    indices,
     sample_index,
 )
 from headrace.plan.megatron.stream import SequenceStream
@@ -28,7 +28,7 @@ SIZES = [20, 50, 60, 30, 100, 5]
 
 
 def test_examples() -> None:
-    failed, tried = doctest.testmod(named)
+    failed, tried = doctest.testmod(indices)
     assert failed == 0
     assert tried >= 6
 

@@ -95,7 +95,7 @@ def test_more_pieces_than_a_plan_can_number() -> None:
 
 def test_more_documents_than_a_plan_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents and full pieces are numbered together. The real bound would take 32 GiB of lengths to pass."""
-    monkeypatch.setattr("headrace.plan.packing.survey.MAX_DOCUMENTS", 10)
+    monkeypatch.setattr("headrace.plan.packing.lengths.MAX_DOCUMENTS", 10)
     packing = Packing(max_seq_len=4, over_long="split")
     assert len(plan_packs(np.array([1] * 10), packing)) == 3
     assert len(plan_packs(np.array([1] * 5 + [20]), Packing(max_seq_len=4, over_long="drop"))) == 2

@@ -34,8 +34,7 @@ from headrace.encoders.hooks import BoundCooker, function_hook
 from headrace.encoders.pipeline import READING, Output
 from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
 from headrace.plan import IntArray, KeyArray
-from headrace.plan.keys import source_key
-from headrace.plan.substitution import substitute_index
+from headrace.plan.keys import source_key, substitute_index
 from headrace.stores import RetryPolicy, may_pass
 
 _log = logging.getLogger("headrace")

@@ -12,8 +12,7 @@ Matched: megatron-energon 7.4.1. May import: errors, and of the plan its arrays.
 """
 
 from headrace.plan.energon.order import EnergonMixing, EnergonOrder, EnergonSample
-from headrace.plan.energon.sharding import EnergonTopology, bit_reversal, slice_offsets, worker_bounds
-from headrace.plan.energon.sources import EnergonSource
+from headrace.plan.energon.sources import EnergonSource, EnergonTopology, bit_reversal, slice_offsets, worker_bounds
 from headrace.plan.energon.worker_rng import WorkerRng, seed_from_args, worker_seed
 
 __all__ = [

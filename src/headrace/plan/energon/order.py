@@ -10,8 +10,14 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.plan.energon.sharding import EnergonTopology, slice_offsets, worker_bounds
-from headrace.plan.energon.sources import EnergonSource, Repeated, SliceReader
+from headrace.plan.energon.sources import (
+    EnergonSource,
+    EnergonTopology,
+    Repeated,
+    SliceReader,
+    slice_offsets,
+    worker_bounds,
+)
 from headrace.plan.energon.worker_rng import WorkerRng, running_sums, worker_seed
 
 T = TypeVar("T")

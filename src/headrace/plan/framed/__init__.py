@@ -12,24 +12,22 @@ and what it carries on, some dozens of bytes; a resumed lane encodes one frame a
 May import: plan, errors.
 """
 
-from headrace.plan.framed.batches import GroupBatches
-from headrace.plan.framed.form import Count, Counted, Form, Formed, Frame, plan_frame
-from headrace.plan.framed.items import Find, Items
-from headrace.plan.framed.journal import Journal, journal_record, whole_bytes
+from headrace.plan.framed.form import Count, Counted, Find, Form, Formed, Frame, Items, plan_frame
+from headrace.plan.framed.forms import BestFit, GroupBatches, Select, Selected, ShuffleBuffer, Singles
 from headrace.plan.framed.lane import Figures, Framing, Lane, Unit, Walk
-from headrace.plan.framed.lanes import FRAMED_FORMAT, OLDEST, Lanes, lanes_key
-from headrace.plan.framed.packs import BestFit, Select, Selected
-from headrace.plan.framed.serving import Serving, served_lanes, serving
-from headrace.plan.framed.singles import ShuffleBuffer, Singles
+from headrace.plan.framed.lanes import FRAMED_FORMAT, OLDEST, Lanes, Serving, lanes_key, served_lanes, serving
 from headrace.plan.framed.state import (
+    Journal,
     LaneState,
     beginning,
+    journal_record,
     lanes_in,
     merge_states,
     states_from_bytes,
     states_from_dict,
     states_to_bytes,
     states_to_dict,
+    whole_bytes,
 )
 
 __all__ = [

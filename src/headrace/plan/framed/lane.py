@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.errors import ConfigError, StateError
-from headrace.plan.framed.form import Form, Formed, Frame, lane_key, plan_frame
-from headrace.plan.framed.items import Find, Items
+from headrace.plan.framed.form import Find, Form, Formed, Frame, Items, lane_key, plan_frame
 from headrace.plan.framed.lanes import Lanes
 from headrace.plan.framed.state import LaneState
 from headrace.plan.keys import IntArray, source_key

@@ -9,10 +9,8 @@ The number of units is that of the leaf, the same in every epoch, so the state o
 May import: plan, errors.
 """
 
-from headrace.plan.measured.bits import Bits
-from headrace.plan.measured.facts import Facts
 from headrace.plan.measured.grouping import Grouping, Groups, Remainder
-from headrace.plan.measured.measured import Measured, Members
-from headrace.plan.measured.outputs import Outputs
+from headrace.plan.measured.measured import Facts, Measured, Members
+from headrace.plan.measured.outputs import Bits, Outputs
 
 __all__ = ["Bits", "Facts", "Grouping", "Groups", "Measured", "Members", "Outputs", "Remainder"]

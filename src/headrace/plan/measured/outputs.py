@@ -9,15 +9,156 @@ are smaller, from some 60 outputs a sample on, they are kept instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.plan.keys import IntArray
-from headrace.plan.measured.bits import Bits
+from headrace.plan.keys import IntArray, KeyArray
+
+WORD, BLOCK, SUPER = 64, 512, 1 << 16
+_BLOCK_WORDS = BLOCK // WORD
+_SUPER_BLOCKS = SUPER // BLOCK
+_QUERIES = 1 << 15
+"""Asked together: eight words of each stay in the cache."""
+
+
+def _swar(words: KeyArray) -> NDArray[np.uint8]:
+    """Ones in each word, by adding ever wider fields (NumPy has it from 2.0 on)."""
+    words = words - ((words >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    words = (words & np.uint64(0x3333333333333333)) + ((words >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    words = (words + (words >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return ((words * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.uint8)
+
+
+_ones: Callable[[KeyArray], NDArray[np.uint8]] = getattr(np, "bitwise_count", _swar)
+
+
+class Bits:
+    """Which of ``num_bits`` samples are members.
+
+    Made from booleans, a chunk at a time, in one pass; queries take (n,) int64 and about 0.2 us each in bulk.
+    """
+
+    def __init__(self, chunks: NDArray[np.bool_] | Iterable[NDArray[np.bool_]]) -> None:
+        self.num_bits, packed = _packed([chunks] if isinstance(chunks, np.ndarray) else chunks)
+        num_blocks = self.num_bits // BLOCK + 1
+        words = np.zeros(num_blocks * _BLOCK_WORDS, dtype=np.uint64)
+        words.view(np.uint8)[: len(packed)] = packed
+        self._words = words.astype("<u8", copy=False).reshape(num_blocks, _BLOCK_WORDS)
+        ends = np.cumsum(_ones(self._words).sum(axis=1, dtype=np.int64))
+        before = np.append(0, ends)
+        self.num_ones = int(before[-1])
+        self._supers: IntArray = before[:-1][::_SUPER_BLOCKS].copy()
+        self._blocks = (before[:-1] - np.repeat(self._supers, _SUPER_BLOCKS)[:num_blocks]).astype(np.uint16)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the bitmap and its directories."""
+        return self._words.nbytes + self._blocks.nbytes + self._supers.nbytes
+
+    def __len__(self) -> int:
+        return self.num_bits
+
+    def contains(self, indices: IntArray) -> NDArray[np.bool_]:
+        """(n,) bool: whether each of ``indices`` is a member. Raises ConfigError outside 0 to ``num_bits`` - 1."""
+        _check(indices, self.num_bits, "samples")
+        words = self._words.reshape(-1)[indices >> 6] >> (indices & 63).astype(np.uint64)
+        found: NDArray[np.bool_] = (words & np.uint64(1)).astype(np.bool_)
+        return found
+
+    def rank(self, indices: IntArray) -> IntArray:
+        """(n,) int64: how many members are below each of ``indices``, which run from 0 to ``num_bits``. O(1)."""
+        _check(indices, self.num_bits + 1, "bounds")
+        return _by_chunk(self._rank, indices)
+
+    def select(self, ranks: IntArray, *, member: bool = True) -> IntArray:
+        """(n,) int64: the member, or the non-member, that has so many of its kind below it.
+
+        A binary search among superblocks, one among 128 blocks, then O(1): the first is of 1,500 for 10^8 bits.
+        """
+        _check(ranks, self.num_ones if member else self.num_bits - self.num_ones, "members" if member else "others")
+        return _by_chunk(lambda some: self._select(some, member=member), ranks)
+
+    def _rank(self, indices: IntArray) -> IntArray:
+        blocks = indices >> 9
+        within = (indices & (BLOCK - 1))[:, None] - WORD * np.arange(_BLOCK_WORDS, dtype=np.int64)
+        # A shift by 64 is undefined: what lies behind is masked in two steps.
+        kept = np.clip(within, 0, WORD)
+        masks = (np.uint64(1) << np.minimum(kept, 63).astype(np.uint64)) - np.uint64(1)
+        masks[kept == WORD] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        counts = _ones(self._words[blocks] & masks).sum(axis=1, dtype=np.int64)
+        found: IntArray = self._supers[blocks >> 7] + self._blocks[blocks] + counts
+        return found
+
+    def _select(self, ranks: IntArray, *, member: bool) -> IntArray:
+        supers = self._supers if member else SUPER * np.arange(len(self._supers), dtype=np.int64) - self._supers
+        chosen = np.searchsorted(supers, ranks, side="right") - 1
+        left = ranks - supers[chosen]
+        blocks = chosen * _SUPER_BLOCKS
+        for step in (64, 32, 16, 8, 4, 2, 1):
+            ahead = np.minimum(blocks + step, len(self._blocks) - 1)
+            before = self._blocks[ahead].astype(np.int64)
+            if not member:
+                before = BLOCK * (ahead - chosen * _SUPER_BLOCKS) - before
+            # Past the last block ``ahead`` stands still: it is where the search ends, if its members are not too many.
+            blocks = np.where(before <= left, ahead, blocks)
+        before = self._blocks[blocks].astype(np.int64)
+        left -= before if member else BLOCK * (blocks - chosen * _SUPER_BLOCKS) - before
+        words = self._words[blocks] if member else ~self._words[blocks]
+        ends = np.cumsum(_ones(words), axis=1, dtype=np.int64)
+        number = (ends <= left[:, None]).sum(axis=1)
+        rows = np.arange(len(ranks))
+        left -= np.where(number > 0, ends[rows, np.maximum(number - 1, 0)], 0)
+        found: IntArray = BLOCK * blocks + WORD * number + _select_in_word(words[rows, number], left)
+        return found
+
+
+def _select_in_word(words: KeyArray, ranks: IntArray) -> IntArray:
+    """(n,) int64: the place of the one in each word that has so many ones below it: halves, quarters, ... of it."""
+    found = np.zeros_like(ranks)
+    left = ranks.copy()
+    for width in (32, 16, 8, 4, 2, 1):
+        low = (words >> found.astype(np.uint64)) & np.uint64((1 << width) - 1)
+        counts = _ones(low).astype(np.int64)
+        above = left >= counts
+        left -= np.where(above, counts, 0)
+        found += np.where(above, width, 0)
+    return found
+
+
+def _packed(chunks: Iterable[NDArray[np.bool_]]) -> tuple[int, NDArray[np.uint8]]:
+    """The number of bits, and they as bytes, the first bit the lowest; what fills no byte waits for the next chunk."""
+    parts: list[NDArray[np.uint8]] = []
+    left = np.zeros(0, dtype=bool)
+    num_bits = 0
+    for chunk in chunks:
+        if chunk.dtype != np.bool_ or chunk.ndim != 1:
+            raise ConfigError(f"members are {chunk.dtype} of shape {chunk.shape}; expected (num_samples,) bool")
+        num_bits += len(chunk)
+        joined = np.concatenate([left, chunk]) if len(left) else chunk
+        whole = len(joined) & ~7
+        parts.append(np.packbits(joined[:whole], bitorder="little"))
+        left = joined[whole:]
+    parts.append(np.packbits(left, bitorder="little"))
+    return num_bits, np.concatenate(parts)
+
+
+def _by_chunk(apply: Callable[[IntArray], IntArray], values: IntArray) -> IntArray:
+    if len(values) <= _QUERIES:
+        return apply(values)
+    found = np.empty_like(values)
+    for first in range(0, len(values), _QUERIES):
+        found[first : first + _QUERIES] = apply(values[first : first + _QUERIES])
+    return found
+
+
+def _check(values: NDArray[Any], limit: int, what: str) -> None:
+    if values.size and (int(values.min()) < 0 or int(values.max()) >= limit):
+        raise ConfigError(f"there are {limit:,} {what}, from 0 on; found {values.min():,} to {values.max():,}")
+
 
 _CHUNK = 1 << 20
 

@@ -26,61 +26,72 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace.plan.megatron.aleph_alpha import AlephAlphaOrder
-    from headrace.plan.megatron.blend_plan import BlendSizes, blend_sizes, check_draws, normalised_weights
-    from headrace.plan.megatron.blend_text import parse_blend
-    from headrace.plan.megatron.blending import build_blending_indices, build_exhaustive_blending_indices
-    from headrace.plan.megatron.cyclic import CyclicOrder
-    from headrace.plan.megatron.epochs import Epochs, ReorderWarning, count_epochs, reorders_when_extended
-    from headrace.plan.megatron.fim import FillInTheMiddle, FIMTokens, TextCodec
-    from headrace.plan.megatron.fim_draws import Draws, KeyedDraws
-    from headrace.plan.megatron.fim_samples import fill_in_the_middle
-    from headrace.plan.megatron.gpt_order import GPTOrder
-    from headrace.plan.megatron.indices import document_index, sample_index, shuffle_index
-    from headrace.plan.megatron.named import build_doc_idx, build_sample_idx, build_shuffle_idx
-    from headrace.plan.megatron.order import SampleOrder, order_samples
-    from headrace.plan.megatron.pieces import SamplePieces
-    from headrace.plan.megatron.randperm import torch_randperm
-    from headrace.plan.megatron.samplers import cyclic_batches, single_batches
-    from headrace.plan.megatron.sampling import GPTSampling
+    from headrace.plan.megatron.blending import (
+        BlendSizes,
+        blend_sizes,
+        build_blending_indices,
+        build_exhaustive_blending_indices,
+        check_draws,
+        normalised_weights,
+        parse_blend,
+    )
+    from headrace.plan.megatron.fim import Draws, FillInTheMiddle, FIMTokens, KeyedDraws, TextCodec, fill_in_the_middle
+    from headrace.plan.megatron.indices import (
+        build_doc_idx,
+        build_sample_idx,
+        build_shuffle_idx,
+        document_index,
+        sample_index,
+        shuffle_index,
+    )
+    from headrace.plan.megatron.order import AlephAlphaOrder, GPTOrder, SampleOrder, order_samples
+    from headrace.plan.megatron.samplers import CyclicOrder, cyclic_batches, single_batches, torch_randperm
+    from headrace.plan.megatron.sampling import (
+        Epochs,
+        GPTSampling,
+        ReorderWarning,
+        count_epochs,
+        reorders_when_extended,
+    )
     from headrace.plan.megatron.splits import parse_split, split_ranges
+    from headrace.plan.megatron.stream import SamplePieces
 
 _HOMES = {
-    "AlephAlphaOrder": "headrace.plan.megatron.aleph_alpha",
-    "BlendSizes": "headrace.plan.megatron.blend_plan",
-    "CyclicOrder": "headrace.plan.megatron.cyclic",
-    "Draws": "headrace.plan.megatron.fim_draws",
-    "Epochs": "headrace.plan.megatron.epochs",
+    "AlephAlphaOrder": "headrace.plan.megatron.order",
+    "BlendSizes": "headrace.plan.megatron.blending",
+    "CyclicOrder": "headrace.plan.megatron.samplers",
+    "Draws": "headrace.plan.megatron.fim",
+    "Epochs": "headrace.plan.megatron.sampling",
     "FIMTokens": "headrace.plan.megatron.fim",
     "FillInTheMiddle": "headrace.plan.megatron.fim",
-    "GPTOrder": "headrace.plan.megatron.gpt_order",
+    "GPTOrder": "headrace.plan.megatron.order",
     "GPTSampling": "headrace.plan.megatron.sampling",
-    "KeyedDraws": "headrace.plan.megatron.fim_draws",
-    "ReorderWarning": "headrace.plan.megatron.epochs",
+    "KeyedDraws": "headrace.plan.megatron.fim",
+    "ReorderWarning": "headrace.plan.megatron.sampling",
     "SampleOrder": "headrace.plan.megatron.order",
-    "SamplePieces": "headrace.plan.megatron.pieces",
+    "SamplePieces": "headrace.plan.megatron.stream",
     "TextCodec": "headrace.plan.megatron.fim",
-    "blend_sizes": "headrace.plan.megatron.blend_plan",
+    "blend_sizes": "headrace.plan.megatron.blending",
     "build_blending_indices": "headrace.plan.megatron.blending",
-    "build_doc_idx": "headrace.plan.megatron.named",
+    "build_doc_idx": "headrace.plan.megatron.indices",
     "build_exhaustive_blending_indices": "headrace.plan.megatron.blending",
-    "build_sample_idx": "headrace.plan.megatron.named",
-    "build_shuffle_idx": "headrace.plan.megatron.named",
-    "check_draws": "headrace.plan.megatron.blend_plan",
-    "count_epochs": "headrace.plan.megatron.epochs",
+    "build_sample_idx": "headrace.plan.megatron.indices",
+    "build_shuffle_idx": "headrace.plan.megatron.indices",
+    "check_draws": "headrace.plan.megatron.blending",
+    "count_epochs": "headrace.plan.megatron.sampling",
     "cyclic_batches": "headrace.plan.megatron.samplers",
     "document_index": "headrace.plan.megatron.indices",
-    "fill_in_the_middle": "headrace.plan.megatron.fim_samples",
-    "normalised_weights": "headrace.plan.megatron.blend_plan",
+    "fill_in_the_middle": "headrace.plan.megatron.fim",
+    "normalised_weights": "headrace.plan.megatron.blending",
     "order_samples": "headrace.plan.megatron.order",
-    "parse_blend": "headrace.plan.megatron.blend_text",
+    "parse_blend": "headrace.plan.megatron.blending",
     "parse_split": "headrace.plan.megatron.splits",
-    "reorders_when_extended": "headrace.plan.megatron.epochs",
+    "reorders_when_extended": "headrace.plan.megatron.sampling",
     "sample_index": "headrace.plan.megatron.indices",
     "shuffle_index": "headrace.plan.megatron.indices",
     "single_batches": "headrace.plan.megatron.samplers",
     "split_ranges": "headrace.plan.megatron.splits",
-    "torch_randperm": "headrace.plan.megatron.randperm",
+    "torch_randperm": "headrace.plan.megatron.samplers",
 }
 
 __all__ = [

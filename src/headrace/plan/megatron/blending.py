@@ -14,7 +14,8 @@ Megatron's helper, built by a compiler that fuses products and sums (GCC on ARM)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import ceil
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,3 +96,129 @@ def blend_plainly(
         if not left[chosen]:
             # Used up: never the greatest again.
             counts[chosen] = np.inf
+
+
+SURPLUS = 0.005
+"""Megatron's ``mid_level_dataset_surplus``."""
+
+
+class BlendSizes(NamedTuple):
+    """``num_samples``: what each dataset is built for; ``size``: samples of the blend."""
+
+    num_samples: list[int]
+    size: int
+
+
+def normalised_weights(weights: Sequence[float]) -> list[float]:
+    """Weights of sum 1, divided in float64 as Megatron does.
+
+    Megatron's builder normalises, and its `BlendedDataset` does so once more: `blend_sizes` takes the result of the
+    first, `build_blending_indices` that of the second. The two may differ in the last bit.
+
+    Raises:
+        ConfigError: a weight is not positive and finite.
+    """
+    for number, weight in enumerate(weights):
+        if not 0 < weight < float("inf"):
+            raise ConfigError(
+                f"dataset {number} has weight {weight}; weights are positive and finite: leave a dataset out instead of"
+                " giving it 0"
+            )
+    values = np.array(weights, dtype=np.float64)
+    shares: list[float] = (values / np.sum(values)).tolist()
+    return shares
+
+
+def blend_sizes(
+    weights: Sequence[float],
+    size: int,
+    *,
+    surplus: float = SURPLUS,
+    era: Literal["core", "before_2025_02"] = "core",
+) -> BlendSizes:
+    """What `BlendedMegatronDatasetBuilder` asks of each dataset for a blend of ``size`` samples.
+
+    ``weights`` are normalised. ``core``: a dataset is drawn from ceil(size * weight) times and built for 0.5 % more;
+    the blend has the sum of the draws, which is a little above ``size``. ``before_2025_02`` (Megatron-LM before commit
+    85676ca489): both are ceil(size * weight * 1.005). What a dataset is built for decides its order.
+
+        1,000,000 samples of 10 datasets with weights 1 to 10: the blend has 1,000,005
+    """
+    if era == "core":
+        draws = [ceil(size * weight) for weight in weights]
+        return BlendSizes([ceil(draw * (1 + surplus)) for draw in draws], sum(draws))
+    if era == "before_2025_02":
+        draws = [ceil(size * weight * (1 + surplus)) for weight in weights]
+        return BlendSizes(draws, sum(draws))
+    raise ConfigError(f"era is {era!r}; allowed are 'core' and 'before_2025_02'")
+
+
+def check_draws(
+    dataset_index: NDArray[np.integer[Any]], num_samples: Sequence[int], names: Sequence[str] | None = None
+) -> None:
+    """See that no dataset is drawn from more often than it has samples; one pass over the blend.
+
+    Raises:
+        ConfigError: one is; names it, what it has, and what the blend draws.
+    """
+    draws = np.bincount(dataset_index, minlength=len(num_samples)).tolist()
+    over = [number for number, draw in enumerate(draws) if number >= len(num_samples) or draw > num_samples[number]]
+    if not over:
+        return
+    first = over[0]
+    name = f" ({names[first]})" if names and first < len(names) else ""
+    has = f"{num_samples[first]:,}" if first < len(num_samples) else "none"
+    others = f", and {len(over) - 1} more datasets are drawn from too often" if len(over) > 1 else ""
+    raise ConfigError(
+        f"the blend draws {draws[first]:,} samples from dataset {first}{name}, which has {has}{others}; build the"
+        " datasets with a greater surplus, lower the weight, or ask for fewer samples"
+    )
+
+
+def parse_blend(blend: str | Sequence[str]) -> tuple[list[str], list[float] | None]:
+    """Prefixes, and their weights or None without.
+
+        ["0.3", "A", "0.7", "B"] and "[0.3 A 0.7 B]"      (["A", "B"], [0.3, 0.7])
+        ["A", "B"]                                        (["A", "B"], None)
+
+    A string is divided at white space, and brackets around it are left out. As in Megatron an odd number of words are
+    prefixes; of an even number, each first of two is a weight if all of them are numbers.
+
+    Raises:
+        ConfigError: nothing is there; only some of the weights are numbers; a weight is not positive and finite; or a
+            prefix of an odd number is a number, so a weight or a prefix is missing.
+    """
+    words = blend.strip().removeprefix("[").removesuffix("]").split() if isinstance(blend, str) else list(blend)
+    words = [word.strip() for word in words]
+    if not words or not all(words):
+        raise ConfigError(f"the blend is {blend!r}; write prefixes, or weights and prefixes as in '0.3 A 0.7 B'")
+    if len(words) % 2:
+        for place, word in enumerate(words):
+            if len(words) > 1 and _number(word) is not None:
+                raise ConfigError(
+                    f"word {place} of the blend, {word!r}, is a number, but {len(words)} words are no pairs of weight"
+                    " and prefix: one is missing (a prefix that looks like a number is written './0.3')"
+                )
+        return words, None
+    weights = [_number(word) for word in words[::2]]
+    known = [weight for weight in weights if weight is not None]
+    if not known:
+        return words, None
+    if len(known) < len(weights):
+        place = 2 * weights.index(None)
+        raise ConfigError(
+            f"word {place} of the blend, {words[place]!r}, is no weight, but others are: give every prefix a weight, or"
+            " none"
+        )
+    prefixes = words[1::2]
+    for prefix, weight in zip(prefixes, known, strict=True):
+        if not 0 < weight < float("inf"):
+            raise ConfigError(f"{prefix!r} has weight {weight}; weights are positive and finite: leave it out instead")
+    return prefixes, known
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None

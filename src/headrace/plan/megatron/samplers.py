@@ -13,14 +13,151 @@ Source: Megatron-LM, ``MegatronPretrainingSampler`` and ``MegatronPretrainingRan
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
-from headrace.plan.megatron.cyclic import cyclic_epoch_samples
-from headrace.plan.megatron.randperm import torch_randperm
+from headrace.plan.megatron.kernels import compiled, is_loaded, swap_kernel
 from headrace.plan.split import Share
+
+MANY = ((1 << 32) - 1) // 20
+"""Elements from which on torch draws 64 bits for each."""
+
+_CHUNK = 1 << 18
+_LONG_ENOUGH_TO_IMPORT = 1 << 20
+"""Elements from which on the compiled loop is worth the import of numba."""
+
+
+def torch_randperm(length: int, seed: int) -> IntArray:
+    """(length,) int64: ``torch.randperm(length, generator=torch.Generator().manual_seed(seed))``.
+
+    About 10 ns an element with numba, 40 from 2^32 / 20 elements on, and 150 in plain Python.
+
+    Raises:
+        ConfigError: the seed is not in 0 to 2^32 - 1.
+    """
+    if not 0 <= seed < 1 << 32:
+        raise ConfigError(f"seed is {seed}; allowed is 0 to 2^32 - 1")
+    rng = np.random.RandomState(seed)
+    array = np.arange(length, dtype=np.int64)
+    num_swaps = length if length >= MANY else max(0, length - 1)
+    kernel = compiled(swap_kernel) if length >= _LONG_ENOUGH_TO_IMPORT or is_loaded() else None
+    if kernel is not None:
+        for first in range(0, num_swaps, _CHUNK):
+            kernel(array, first, _places(rng, length, first, min(_CHUNK, num_swaps - first)))
+        return array
+    plain = array.tolist()
+    for first in range(0, num_swaps, _CHUNK):
+        places = _places(rng, length, first, min(_CHUNK, num_swaps - first)).tolist()
+        for i, place in enumerate(places, start=first):
+            plain[i], plain[place] = plain[place], plain[i]
+    return np.array(plain, dtype=np.int64)
+
+
+def _places(rng: np.random.RandomState, length: int, first: int, count: int) -> IntArray:
+    """(count,) int64: the place that each of the elements from ``first`` on is swapped with."""
+    own = np.arange(first, first + count, dtype=np.uint64)
+    if length < MANY:
+        words = rng.randint(0, 1 << 32, size=count, dtype=np.uint32).astype(np.uint64)
+        return (own + words % (np.uint64(length) - own)).astype(np.int64)
+    pairs = rng.randint(0, 1 << 32, size=(count, 2), dtype=np.uint32).astype(np.uint64)
+    return (((pairs[:, 0] << np.uint64(32)) | pairs[:, 1]) % (own + np.uint64(1))).astype(np.int64)
+
+
+_MAX_EPOCHS = 1 << 32
+"""The seed of an epoch is its number, and seeds are 32 bits."""
+_MAX_POSITIONS = 1 << 62
+_KEPT = 2
+"""Epochs whose permutations are kept: what is read ahead lies in the next."""
+
+
+class CyclicOrder:
+    """Positions 0, 1, 2, ... of all epochs -> samples 0 .. num_samples - 1.
+
+    Args:
+        num_samples: of the dataset; those that fill no micro-batch of all ranks are left out of each epoch.
+        micro_batch_size, data_parallel_size: of the run whose order this is.
+        data_sharding: each rank shuffles a part of the samples of its own; without, all are shuffled and dealt out.
+
+    The permutation of an epoch is made when it is first asked for, `torch_randperm` of ``num_samples`` or, with
+    ``data_sharding``, of a rank's part of them; the last two are kept, 4 bytes an element. Any other look-up is
+    arithmetic.
+
+    Raises:
+        ConfigError: a number is below 1, or the samples are fewer than one micro-batch of all ranks.
+    """
+
+    def __init__(
+        self, num_samples: int, *, micro_batch_size: int, data_parallel_size: int, data_sharding: bool = True
+    ) -> None:
+        self.num_samples = num_samples
+        self.micro_batch_size = micro_batch_size
+        self.data_parallel_size = data_parallel_size
+        self.data_sharding = data_sharding
+        self.num_samples_per_epoch = cyclic_epoch_samples(num_samples, micro_batch_size, data_parallel_size)
+        self._together = micro_batch_size * data_parallel_size
+        if data_sharding:
+            self._num_shuffled = self.num_samples_per_epoch // data_parallel_size
+        else:
+            self._num_shuffled = num_samples // micro_batch_size * micro_batch_size
+        self._kept: dict[int, NDArray[np.integer[Any]]] = {}
+
+    def __len__(self) -> int:
+        """Positions of all epochs that there are seeds for, 2^32, or below 2^62."""
+        return min(_MAX_EPOCHS, _MAX_POSITIONS // self.num_samples_per_epoch) * self.num_samples_per_epoch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the permutations: another process makes those that it needs."""
+        return {**self.__dict__, "_kept": {}}
+
+    def locate(self, positions: IntArray) -> IntArray:
+        """(n,) int64: the sample at each of (n,) int64 ``positions``, 0 to len - 1."""
+        chunks, within = np.divmod(positions, self._together)
+        ranks, rows = np.divmod(within, self.micro_batch_size)
+        epochs, chunks = np.divmod(chunks, self.num_samples_per_epoch // self._together)
+        if self.data_sharding:
+            places = chunks * self.micro_batch_size + rows
+        else:
+            # Rank r takes every so manieth, from r on.
+            places = chunks * self._together + rows * self.data_parallel_size + ranks
+        samples = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            mine = epochs == epoch
+            samples[mine] = self._permutation(epoch)[places[mine]]
+        if self.data_sharding:
+            samples += ranks * self._num_shuffled
+        return samples
+
+    def _permutation(self, epoch: int) -> NDArray[np.integer[Any]]:
+        found = self._kept.get(epoch)
+        if found is None:
+            small = self._num_shuffled < 1 << 31
+            found = torch_randperm(self._num_shuffled, epoch).astype(np.int32 if small else np.int64)
+            # A new dict each time: another thread may be reading the old one.
+            self._kept = dict([*self._kept.items(), (epoch, found)][-_KEPT:])
+        return found
+
+
+def cyclic_epoch_samples(num_samples: int, micro_batch_size: int, data_parallel_size: int) -> int:
+    """The samples of an epoch: as many as fill micro-batches of all ranks.
+
+    Raises:
+        ConfigError: a number is below 1, or there are none.
+    """
+    if micro_batch_size < 1 or data_parallel_size < 1:
+        raise ConfigError(
+            f"micro_batch_size and data_parallel_size are at least 1, found {micro_batch_size} and {data_parallel_size}"
+        )
+    active = num_samples - num_samples % (micro_batch_size * data_parallel_size)
+    if active < 1:
+        raise ConfigError(
+            f"{num_samples:,} samples are fewer than one micro-batch of all ranks, {data_parallel_size} times"
+            f" {micro_batch_size}"
+        )
+    return active
 
 
 def single_batches(

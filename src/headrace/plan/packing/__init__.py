@@ -11,10 +11,9 @@ May import: plan, errors.
 """
 
 from headrace.plan.packing.best_fit import Placement, place
-from headrace.plan.packing.ledger import PackingLedger
 from headrace.plan.packing.lengths import CHUNK, ArrayLengths, Lengths
 from headrace.plan.packing.options import MAX_DOCUMENTS, OverLong, Packing, Strategy
-from headrace.plan.packing.pack_plan import PLAN_VERSION, PackItems, PackPlan, PackPlanMeta
+from headrace.plan.packing.pack_plan import PLAN_VERSION, PackingLedger, PackItems, PackPlan, PackPlanMeta
 from headrace.plan.packing.planner import plan_packs
 
 __all__ = [

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+import xxhash
 
+from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
+from headrace.plan.packing.options import MAX_DOCUMENTS, Packing
 
 CHUNK = 1 << 16
 """Documents looked at together: few enough for the caches, many enough for NumPy."""
@@ -50,3 +54,134 @@ class ArrayLengths:
         ends = np.cumsum(self._lengths, dtype=np.int64)
         ends -= self._lengths.astype(np.int64, copy=False)
         return ends
+
+
+@dataclass
+class Survey:
+    """Sums over all documents of a source; ``of`` makes one.
+
+    A document has *full pieces* (of ``max_seq_len`` tokens, where over-long ones are split) and at most one piece
+    of its own, shorter or as long: the rest of a split document, a truncated one, or simply all of it.
+    """
+
+    num_documents: int = 0
+    counts: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """(capacity + 1,): own pieces by their size in units of ``segment_multiple``; at 0 documents without one."""
+    num_full: int = 0
+    long_documents: list[IntArray] = field(default_factory=list)
+    """Documents with full pieces, chunk by chunk."""
+    long_pieces: list[IntArray] = field(default_factory=list)
+    """How many full pieces each of them has."""
+    empty: int = 0
+    over_long: int = 0
+    first_over_long: tuple[int, int] = (-1, 0)
+    longest: int = 0
+    raw_tokens: int = 0
+    over_long_tokens: int = 0
+    remainder_tokens: int = 0
+    digest: str = ""
+    """xxh3_128 over the lengths as little-endian int64."""
+
+    @classmethod
+    def of(cls, lengths: Lengths, packing: Packing) -> Survey:
+        """One pass. Raises ConfigError for documents too many, or over-long ones where the policy is an error."""
+        self = cls(counts=np.zeros(packing.capacity + 1, dtype=np.int64))
+        hasher = xxhash.xxh3_128()
+        for chunk in lengths.chunks():
+            hasher.update(np.ascontiguousarray(chunk, dtype="<i8").data)
+            self._add(chunk.astype(np.int64, copy=False), packing)
+        self.digest = hasher.hexdigest()
+        if self.num_documents + self.num_full > MAX_DOCUMENTS:
+            raise ConfigError(
+                f"{self.num_documents:,} documents and {self.num_full:,} full pieces; one plan of packs holds at most "
+                f"{MAX_DOCUMENTS:,}: open the shards as several sources of a blend"
+            )
+        if self.over_long and packing.over_long == "error" and not packing.cuts:
+            document, length = self.first_over_long
+            raise ConfigError(
+                f"{self.over_long:,} of {self.num_documents:,} documents are longer than max_seq_len="
+                f"{packing.max_seq_len:,}: the first is document {document:,} of {length:,} tokens, the longest has "
+                f"{self.longest:,}. Say what becomes of them with over_long='split', 'truncate_right', "
+                "'truncate_left' or 'drop', or raise max_seq_len"
+            )
+        return self
+
+    def _add(self, lengths: IntArray, packing: Packing) -> None:
+        size = packing.max_seq_len
+        if len(lengths) == 0:
+            return
+        if int(lengths.min()) < 0:
+            raise ConfigError(f"a document of {int(lengths.min())} tokens: lengths are at least 0")
+        longest = int(lengths.max())
+        self.longest = max(self.longest, longest)
+        self.raw_tokens += int(lengths.sum())
+        self.empty += len(lengths) - int(np.count_nonzero(lengths))
+        if longest > size:
+            over = np.flatnonzero(lengths > size)
+            if not self.over_long:
+                self.first_over_long = (self.num_documents + int(over[0]), int(lengths[over[0]]))
+            self.over_long += len(over)
+            self.over_long_tokens += int(lengths[over].sum())
+            self.remainder_tokens += int((lengths[over] % size).sum())
+        if packing.splits and longest >= size:
+            full = np.flatnonzero(lengths >= size)
+            self.long_documents.append(full + self.num_documents)
+            self.long_pieces.append(lengths[full] // size)
+            self.num_full += int(self.long_pieces[-1].sum())
+        self.counts += np.bincount(units(lengths, packing), minlength=len(self.counts))
+        self.num_documents += len(lengths)
+
+
+def own_lengths(lengths: IntArray, packing: Packing) -> IntArray:
+    """(n,) int64: tokens of each document's own piece, 0 where it has none."""
+    size = packing.max_seq_len
+    if packing.splits:
+        return lengths % size
+    if packing.over_long == "drop":
+        return np.where(lengths > size, 0, lengths)
+    return np.minimum(lengths, size)
+
+
+def units(lengths: IntArray, packing: Packing) -> IntArray:
+    """(n,) int64: the room that each document's own piece takes, in units of ``segment_multiple`` tokens."""
+    own = own_lengths(lengths, packing)
+    multiple = packing.segment_multiple
+    return own if multiple == 1 else -(-own // multiple)
+
+
+def own_begins(lengths: IntArray, packing: Packing) -> IntArray:
+    """(n,) int64: the token of the document at which its own piece begins."""
+    size = packing.max_seq_len
+    if packing.splits:
+        return lengths - lengths % size
+    if packing.over_long == "truncate_left":
+        return np.maximum(lengths - size, 0)
+    return np.zeros_like(lengths)
+
+
+def pieces_in_order(lengths: Lengths, packing: Packing) -> Iterator[tuple[IntArray, IntArray]]:
+    """All pieces in the order of the documents, as (numbers, units), some at a time.
+
+    A document's own piece has the document's number; the f-th full piece of all has the number of documents plus f.
+    """
+    document, full = 0, len(lengths)
+    for chunk in lengths.chunks():
+        documents = np.arange(document, document + len(chunk), dtype=np.int64)
+        document += len(chunk)
+        own = units(chunk.astype(np.int64, copy=False), packing)
+        if not packing.splits or int(chunk.max(initial=0)) < packing.max_seq_len:
+            has = own > 0
+            yield documents[has], own[has]
+            continue
+        fulls = chunk.astype(np.int64, copy=False) // packing.max_seq_len
+        counts = fulls + (own > 0)
+        ends = np.cumsum(counts)
+        numbers = np.repeat(documents, counts)
+        sizes = np.repeat(own, counts)
+        is_full = np.ones(len(numbers), dtype=bool)
+        is_full[ends[own > 0] - 1] = False
+        num_full = int(np.count_nonzero(is_full))
+        numbers[is_full] = np.arange(full, full + num_full)
+        sizes[is_full] = packing.capacity
+        full += num_full
+        yield numbers, sizes

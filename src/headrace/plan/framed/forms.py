@@ -1,19 +1,115 @@
-"""Units are packs: best fit over a frame, or a user's own selection; what fits badly waits for the next frame."""
+"""Each item is a unit: in the order of the positions, or through a shuffle buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.plan.framed.form import Frame
-from headrace.plan.framed.items import Items
+from headrace.plan.framed.form import Frame, Items
 from headrace.plan.keys import IntArray, derive, derive_array
-from headrace.plan.packing.arrange import arrange
 from headrace.plan.packing.options import Packing
+from headrace.plan.packing.planner import arrange
+
+
+@dataclass(frozen=True)
+class Singles:
+    """Outputs one by one: none of a sample that is filtered out, several of a generator. Nothing is carried on."""
+
+    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
+        """As of ``Form``."""
+        return list(np.arange(items.num_items, dtype=np.int64)[:, None])
+
+
+@dataclass(frozen=True)
+class ShuffleBuffer:
+    """A buffer of ``num_items`` that is filled, and from then on gives one at random for each that comes.
+
+    For parity with Energon's; an order of the plan shuffles as well without a state. The draw of a unit is a hash of
+    its number. Items that are due leave out of turn, so frames are to be as long as the buffer, or longer.
+
+    Raises:
+        ConfigError: a buffer below 1.
+    """
+
+    num_items: int
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        if self.num_items < 1:
+            raise ConfigError(f"a shuffle buffer holds at least one item; found {self.num_items}")
+
+    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
+        """As of ``Form``."""
+        held: list[int] = []
+        chosen: list[int] = []
+
+        def give() -> None:
+            draw = derive(frame.key, frame.first_unit + len(chosen)) * len(held) >> 64
+            chosen.append(held.pop(draw))
+
+        for row in range(items.num_items):
+            held.append(row)
+            if len(held) == self.num_items:
+                give()
+        while held and frame.is_last:
+            give()
+        chosen += [row for row in held if is_due[row]]
+        return list(np.array(chosen, dtype=np.int64)[:, None])
+
+
+@dataclass(frozen=True)
+class GroupBatches:
+    """Units of ``size`` items of one group; without it each group has its own, the ``sizes`` of its items.
+
+    A bucket gives its unit with the item that fills it. One with an item that is due is given whole, a short unit; at
+    the end of a run, all are.
+    """
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a size below 1."""
+        if self.size is not None and self.size < 1:
+            raise ConfigError(f"a unit has at least one item; found a size of {self.size}")
+
+    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
+        """As of ``Form``.
+
+        Raises:
+            ConfigError: items without groups or size, or a group with two sizes.
+        """
+        if items.groups is None:
+            if not items.num_items:
+                return []
+            raise ConfigError("units are to be of one group each, and the items have no groups")
+        buckets: dict[Hashable, list[int]] = {}
+        units: list[list[int]] = []
+        sizes: dict[Hashable, int] = {}
+        for row, group in enumerate(items.groups):
+            size = self._size(items, row)
+            if sizes.setdefault(group, size) != size:
+                raise ConfigError(
+                    f"the group {group!r} has units of {sizes[group]} and of {size} items, the latter from position "
+                    f"{items.positions[row]:,} on: a group has one size"
+                )
+            bucket = buckets.setdefault(group, [])
+            bucket.append(row)
+            if len(bucket) >= size:
+                units.append(buckets.pop(group))
+        units += [bucket for bucket in buckets.values() if is_due[bucket].any()]
+        return [np.array(unit, dtype=np.int64) for unit in units]
+
+    def _size(self, items: Items, row: int) -> int:
+        size = int(items.sizes[row]) if self.size is None and items.sizes is not None else self.size
+        if size is None or size < 1:
+            raise ConfigError(
+                f"the item at position {items.positions[row]:,} is for units of {size}: give them a size of at least 1"
+            )
+        return size
 
 
 @dataclass(frozen=True)
