@@ -17,6 +17,16 @@ makes it impossible: it then meets others as heavy in the first micro-step, whos
 3. Micro-batches that are off their level to either side exchange samples, in pairs, for some rounds.
 4. Micro-batches of like costs make a micro-step, within which samples are exchanged once more.
 5. The heaviest micro-batch of each micro-step goes to the rank that has least so far.
+
+Who takes what of a step that is balanced, also where it was stopped in its midst and goes on with other ranks.
+
+A step that is begun anew is dealt as a whole. Where it was stopped, those who went on with it have each taken a prefix
+of what they dealt, and what is left is dealt to the next:
+
+    8 samples, 2 ranks with micro-batches of 1, stopped after 2 micro-steps    took 4 samples, say 0 3 5 6
+    then 3 ranks with micro-batches of 1                                       deal 1 2 4 7
+
+The same ranks and micro-batch go on with the deal that they had, so that for them nothing has happened.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ walking down the tree, O(log sources), from the position alone.
 How far a prefix can stray: an internal child of a Huffman tree holds at most 2/3 of its parent, so its deviation is at
 most 1/2 / (1 - 2/3), and a leaf's half a sample more: below 2 samples, at every prefix, for any number of sources.
 After exactly t positions the counts are exactly the shares, and the sequence repeats.
+
+Weights that move in a straight line from one mix to another, as segments of a schedule.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A *key* is 64 bits. ``source_key`` hashes (seed, path of the source in the blend
 the epoch. Hashes and not sums: no two sources or epochs share a stream, and adding a source reseeds no other.
 
 Keys and hashes are the one place of the plan that computes in uint64; what leaves it is int64.
+
+Which sample stands in for one that cannot be made: a hash of who asks, so that every rank takes the same.
 """
 
 from __future__ import annotations

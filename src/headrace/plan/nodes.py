@@ -8,6 +8,8 @@
 
 Every inner node is a pure function: a rank of its own (the how-manieth of its samples) gives the child and the rank
 within the child; and back. All are monotone: of two ranks of one child the larger belongs to the larger rank.
+
+What of a tree of sources goes into the recipe of a run.
 """
 
 from __future__ import annotations

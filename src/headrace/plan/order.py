@@ -1,4 +1,10 @@
-"""In which order one epoch of a source is gone through: rank within the epoch -> sample index."""
+"""The order in which one epoch of a source is read: rank within the epoch -> sample index.
+
+Blocks of neighbours in another order, then samples in another order within windows of blocks.
+
+The last block may be short by ``missing`` samples. It lands in some slot, and all slots after that one begin earlier by
+as many: with blocks [0 1 2] [3 4 5] [6 7] in slots (1, 2, 0), the slots begin at ranks 0, 3, 5.
+"""
 
 from __future__ import annotations
 

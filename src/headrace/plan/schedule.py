@@ -1,4 +1,9 @@
-"""Global batches: which positions make step N, for a batch size that may change along the run."""
+"""Global batches: which positions make step N, for a batch size that may change or ramp up along the run.
+
+The global batch size that grows along a run, as Megatron's calculator of micro-batches lets it grow.
+
+Source: megatron-core, ``RampupBatchsizeNumMicroBatchesCalculator``.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,16 @@ Segments begin exactly where ``position_ids`` is 0, so that one field is enough:
     seq_idx         0 0 0 1 1 2 | 0 0 1 1 1 1
 
 Rows are (B, S), or (S,) for a single one. All are one pass over the tokens.
+
+Which tokens of a packed micro-batch each context-parallel rank holds.
+
+Under causal attention late tokens cost more than early ones. So each segment is cut into 2 * cp_size equal chunks, and
+rank r takes chunk r and chunk 2 * cp_size - 1 - r: an early one and the late one opposite.
+
+    cu_seqlens 0 8 12, 2 ranks       rank 0: [0 1] [6 7] [8] [11]
+                                     rank 1: [2 3] [4 5] [9] [10]
+
+Source: the thd format of Transformer Engine and Megatron, whose kernels expect just this split.
 """
 
 from __future__ import annotations

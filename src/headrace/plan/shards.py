@@ -1,4 +1,27 @@
-"""Where the shards of a source begin and end: what decides which samples are neighbours on disk."""
+"""Shards of a source: where they begin and end, and an order that keeps their neighbours together.
+
+Virtual shards: neighbours stay together for a while, and every epoch is yet a permutation in closed form.
+
+    shards      [0 1 2 3 4 5 6 7 8 9] [10 11 12] ...
+    slices      at most L neighbours of one shard. All but the first and the last of a shard are exactly L; a phase,
+                drawn for each shard and epoch, moves the borders between them, and their count stays the same
+    strata      the slices in the order of the disk are cut into rows of V; each row is permuted by itself
+    windows     window t takes the t-th of every row: about ``parallel_shard_iters`` slices from all over the disk, open
+                at once. The last row is shorter than V and is spread evenly over the windows
+    samples     are permuted within each window
+
+    10 slices, 4 open: V = 2 or 3 windows          row 0  0 1 2      permuted  2 0 1
+                                                   row 1  3 4 5                3 5 4
+                                                   row 2  6 7 8                7 6 8
+                                                   row 3  9                    9, in one window
+    windows                                        2 3 7 | 0 5 6 | 1 4 8 9
+
+With as many shards as are open or more, the slices of a window are of different shards (or, at the border of two rows,
+sometimes two of the same), so that a batch holds no more of one shard than of a uniform permutation of as many.
+
+Which slice a rank falls to needs the sum of the lengths of all slices before it. All lengths are L but for two slices a
+shard: the places of those are looked up once an epoch, sorted, and kept: O(shards). Then a rank is O(log shards).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""One source as a worker reads it: slices in a drawn order, several open at once."""
+"""How an Energon worker reads one source: its share of the samples, and slices in a drawn order, several open at once.
+
+Which samples each worker has, and the slices that it reads in one go: integers, and two roundings of floats.
+
+    1. the samples of a source are shared out among all workers of all ranks, each a run of neighbours. What the number
+       of workers leaves over goes to workers far apart: by the reversal of the bits of their numbers, from ``rotation``
+    2. a worker's run is cut at the borders of shards
+    3. a piece longer than 1.5 times ``max_samples_per_sequence`` is cut into about as long slices
+
+Source: Energon 7.4, ``Sharder``.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@
 
 Whatever the form: an item is in one unit, or carried on; one that has been carried through ``OLDEST`` frames is in a
 unit, and at the end of a run all are.
+
+What became of some positions: the outputs of their samples, and what decides which of them make a unit.
 """
 
 from __future__ import annotations

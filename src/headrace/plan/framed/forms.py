@@ -1,4 +1,11 @@
-"""Each item is a unit: in the order of the positions, or through a shuffle buffer."""
+"""The forms of units: single items, groups and packs.
+
+Single items are units in the order of the positions, or through a shuffle buffer.
+
+Units of items of the same group: a bucket for each, as the items come.
+
+Units are packs: best fit over a frame, or a user's own selection; what fits badly waits for the next frame.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ takes which position of a group, one for each lane, is drawn there:
 
 Frames have as many positions each, but for the first of a lane, which is shorter, by another length in each lane: else
 all lanes would need a new frame at the same moment.
+
+Which lanes a rank has to walk, and what it costs where ranks share some.
 """
 
 from __future__ import annotations

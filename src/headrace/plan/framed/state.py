@@ -11,6 +11,15 @@
 
 What is carried on are numbers: the samples are read and encoded again. At most it is four frames, 512 bytes for 1,000
 positions of one output each.
+
+What was carried into each frame, written down as a run goes: any unit is found again without a replay.
+
+    word 0      frame << 24 | lane                  each word 64 bits, little-endian
+    word 1      first_unit << 24 | bytes of the carry
+    the carry   as in a saved state
+
+16 bytes a frame, and what it carries on: a byte or two an item. A record that is cut off at the end is left out, and
+one that stands twice, because the run went on from an earlier state, is the same both times.
 """
 
 from __future__ import annotations

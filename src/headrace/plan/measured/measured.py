@@ -1,4 +1,7 @@
-"""Units of measured samples: what a leaf of the plan counts as its samples where facts decide how many there are."""
+"""Measured facts, and the units that follow from them: what a leaf of the plan counts as its samples.
+
+What was measured of every sample once, as arrays.
+"""
 
 from __future__ import annotations
 

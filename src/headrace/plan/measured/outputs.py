@@ -5,6 +5,16 @@ after the last one of each sample. That takes a bit a sample and a bit an output
 are smaller, from some 60 outputs a sample on, they are kept instead.
 
     counts  2 0 1     bits  1 1 0 | 0 | 1 0     output 2 is bit 4, before which two zeros are: of sample 2
+
+A set of samples as a bitmap with two small directories: how many are below i, and which is the k-th.
+
+    bits    0 1 1 0 1 0 0 1 ...                rank(4) = 2      two members are below 4
+    blocks  of 512 bits: members before it     select(2) = 4    member number 2 is 4
+            in its superblock, 16 bits each
+    supers  of 65,536 bits: members before it, 64 bits each
+
+1 bit a sample, and 3.2 % more. Source: rank and select directories as in Jacobson, "Space-efficient static trees and
+graphs" (FOCS 1989), with a binary search within a superblock in place of his last table.
 """
 
 from __future__ import annotations

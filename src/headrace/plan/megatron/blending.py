@@ -1,4 +1,6 @@
-"""Which dataset of a blend each sample is of, and the how-manieth of it: Megatron's greedy rule, bit for bit.
+"""Megatron's blends: the options that write them, the sizes they ask for, and the greedy rule that deals samples.
+
+Which dataset of a blend each sample is of, and the how-manieth of it: Megatron's greedy rule, bit for bit.
 
 At step t the dataset is taken that is furthest behind: the greatest ``weight * max(t, 1) - count``, in float64, the
 first of equals.
@@ -9,6 +11,10 @@ Every choice depends on all before it. With numba (extra ``fast``) it takes abou
 or less; without it NumPy compares the datasets at each step, 2 to 5 us whatever their number.
 
 Megatron's helper, built by a compiler that fuses products and sums (GCC on ARM), may choose otherwise at a tie.
+
+How many samples a blend takes of each dataset, as Megatron's builder counts them, and whether each has so many.
+
+A blend as Megatron's options write it: ``0.3 A 0.7 B``, or prefixes alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The names of Megatron's index caches: a text that describes the dataset, its md5, and what follows it.
+"""Megatron's index caches: their names, and whether the arrays in them belong to the data.
+
+The names of Megatron's index caches: a text that describes the dataset, its md5, and what follows it.
 
     description.txt                       files
     {                                     <md5 of the text>-GPTDataset-train-description.txt
@@ -8,6 +10,13 @@
 
 Of the data the text holds the path alone; neither their content nor the extra token is in it, nor whether a partial
 sample is dropped. Data that changed under their path have the old name, and the old cache.
+
+Whether index arrays that were stored are an order of the sequences there are now.
+
+The name of a cache says nothing of the data, so the arrays themselves are asked: every sequence of the part is there as
+often as there are epochs, every sample begins where the sizes put it, and every sample comes once.
+
+    about 30 ns an entry of the document index, a few a sample; 4.5 bytes a sequence and one a sample while it runs
 """
 
 from __future__ import annotations

@@ -1,4 +1,19 @@
-"""Fill in the middle: what it is told, and the options of Megatron under their meaning."""
+"""Fill in the middle: its options under Megatron's meaning, its random choices, and the rearranging of one sample.
+
+The random choices of fill in the middle: a function of a key, so that no sample depends on those read before it.
+
+Fill in the middle, done to the tokens of one sample.
+
+    a sample     a b c d e EOD f g h           cut at the ends of documents
+    documents    a b c d e | f g h             each is rearranged with probability ``rate``, at two random cuts
+    with cuts    a b / c d / e                 prefix / middle / suffix
+    PSM          PRE a b SUF e MID c d         prefix, suffix, middle
+    SPM          PRE SUF e MID a b c d         suffix, prefix and middle ("variant 2")
+    the sample   PRE a b SUF e MID c d EOD     cut to its old length, or filled up with the pad
+
+Source: Megatron-LM, ``GPTFIMDataset``; Bavarian et al., "Efficient Training of Language Models to Fill in the Middle",
+2022. What it does to empty documents is kept: an end of document with nothing before it is left out.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@
     shuffle_index(...)      the samples, shuffled together; those of a separate last epoch apart
 
 NumPy promises that the stream of RandomState never changes.
+
+The three builders under the names that they have in Megatron-LM, for lists and for arrays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,20 @@
-"""Any of Megatron's orders by its dialect."""
+"""Megatron's orders of samples, by dialect: Megatron's own, and that of Aleph Alpha's scaling.
+
+Megatron's order of samples as one object: any sample of the run, from what is computed once.
+
+The order of Aleph Alpha's scaling: epochs one after another, each shuffled by its own seed, samples in stream order.
+
+Samples have exactly S + 1 tokens. Each begins at the last token of the one before, but within a sequence only: where
+a sample ends with a sequence, the next begins with the next sequence. Sequences of fewer than two tokens are left out,
+and so is what is left at the end of an epoch.
+
+    sequences of 7 and 5 tokens     S = 4: samples [0, 5) [4, 9), the rest is short     S = 3: [0, 4) [3, 7) [7, 11)
+
+Between two such ends the samples lie S apart. The next one is the next sequence end in the same place modulo S, so
+with the ends sorted by that place it is one bisection away: about one in S ends is hit.
+
+Source: Aleph-Alpha/scaling, ``transformer/data/text_dataset.py``, without ``only_full_sequences``.
+"""
 
 from __future__ import annotations
 

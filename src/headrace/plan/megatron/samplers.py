@@ -1,4 +1,6 @@
-"""Which samples of a dataset a data-parallel rank takes: Megatron's two samplers, as batches of indices.
+"""Megatron's samplers, and the permutation of torch that one of them draws.
+
+Which samples of a dataset a data-parallel rank takes: Megatron's two samplers, as batches of indices.
 
     20 samples, 4 consumed, 2 ranks, micro-batches of 2
     single     rank 0: [4 5] [8 9] [12 13] [16 17]      rank 1: [6 7] [10 11] [14 15] [18 19]
@@ -8,6 +10,23 @@ ranks; the order of ``cyclic`` depends on it, and changing it in the middle of a
 is the same order for any number of ranks.
 
 Source: Megatron-LM, ``MegatronPretrainingSampler`` and ``MegatronPretrainingRandomSampler``.
+
+Megatron's cyclic sampler as a function of the position, so that any number of ranks can go on in its order.
+
+Its epochs are made for a micro-batch size and a number of ranks. Positions are numbered as the ranks take them, one
+micro-batch after another: what lies at a position is what that rank would have taken there.
+
+    21 samples, 2 ranks, micro-batches of 2      rank 0 takes [4 1] [7 5] ...     rank 1 takes [14 11] [17 15] ...
+    positions 0 to 7                             samples 4 1 14 11 7 5 17 15      20 of the 21 are an epoch
+
+Source: Megatron-LM, ``MegatronPretrainingRandomSampler``.
+
+``torch.randperm`` on the CPU, replayed without torch: the order of Megatron's cyclic sampler.
+
+torch seeds the Mersenne twister as NumPy's RandomState does, and swaps element i with another one, for i from 0 on:
+
+    fewer than 2^32 / 20 elements    one of those from i on: i + (a 32-bit word modulo their number)
+    more                             one of those up to i: a 64-bit number, its high word first, modulo i + 1
 """
 
 from __future__ import annotations

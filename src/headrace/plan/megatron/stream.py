@@ -4,6 +4,8 @@ The entries are kept with the sum of the sizes up to every 16th. A token is foun
 adding up the sizes of 16 entries: 4.5 bytes an entry for an int32 index, where prefix sums would be 12.
 
     entries 2 1 5 0 | 4 3     sizes 60 50 5 20 | 100 30     sums every 4: 0 135 265     token 140: block 1, entry 4, 5
+
+Which parts of which sequences make up some samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""First-fit in the order of arrival: each piece into the first pack that has room for it."""
+"""First-fit and next-fit, in the order of arrival.
+
+First-fit puts each piece into the first pack that has room for it.
+
+Next-fit: documents in their order, and a new pack where the next one no longer fits.
+"""
 
 from __future__ import annotations
 

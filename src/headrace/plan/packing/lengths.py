@@ -1,4 +1,7 @@
-"""Lengths of documents, some at a time: a plan never holds them all."""
+"""Lengths of documents, and the first pass over them. A plan never holds all lengths at once.
+
+The first pass over the lengths: what is there to pack, in which sizes, and what is not packed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A plan of packs: which pieces of which documents lie in pack p, looked up for many packs at a time."""
+"""A plan of packs, and the ledger of what was packed.
+
+The plan says which pieces of which documents lie in pack p, for many packs at a time.
+
+Where every document and token of a source went when it was packed.
+"""
 
 from __future__ import annotations
 

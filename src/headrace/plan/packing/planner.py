@@ -1,4 +1,7 @@
-"""From lengths and a strategy to a plan of packs."""
+"""From lengths and a strategy to a plan of packs.
+
+Pieces to packs, within one window of documents or over all of them.
+"""
 
 from __future__ import annotations
 
