@@ -12,7 +12,7 @@ import talks
 from headrace.samples import Conversation
 from headrace.samples.masking import Masked, Masker, MaskOptions
 from headrace.samples.templates import ChatTemplate, TemplateSetup, find
-from headrace.samples.templates.families import FAMILIES
+from headrace.samples.templates.suite import FAMILIES
 
 __all__ = ["ChatTemplate", "Masker", "TemplateSetup"]
 OPEN, CLOSE = "⟦", "⟧"

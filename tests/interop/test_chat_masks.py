@@ -30,7 +30,7 @@ from headrace.samples import Conversation
 from headrace.samples.masking import Masker, MaskOptions
 from headrace.samples.masking.token_spans import byte_places
 from headrace.samples.templates import ChatTemplate, suite_names
-from headrace.samples.templates.families import FAMILIES
+from headrace.samples.templates.suite import FAMILIES
 
 pytestmark = pytest.mark.interop
 

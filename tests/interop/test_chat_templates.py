@@ -18,7 +18,7 @@ import talks
 from counts import cases
 from headrace.errors import ConfigError, InputError
 from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens, suite_names
-from headrace.samples.templates.families import FAMILIES
+from headrace.samples.templates.suite import FAMILIES
 
 pytestmark = pytest.mark.interop
 

@@ -10,8 +10,7 @@ from headrace.prepare.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer
 from headrace.samples.maker.ends import BEGIN_TOKEN
 from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.templates import TemplateSetup, special_tokens
-from headrace.samples.templates.files import read_json
-from headrace.samples.templates.special_tokens import CONFIG
+from headrace.samples.templates.load import CONFIG, read_json
 
 _USUAL = {"eos_token": USUAL_EODS, "bos_token": USUAL_BOSES}
 _USED = {

@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples import Conversation, TrainSpan
 from headrace.samples.masking import DroppedError, Masked, Region, Truncation, Why, truncate
 from headrace.samples.masking.truncation import exchanges, shortened
-from headrace.samples.templates.families import FAMILIES
+from headrace.samples.templates.suite import FAMILIES
 from talks import assistant, system, user
 
 BAD: talks.Talk = []

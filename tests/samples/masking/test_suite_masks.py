@@ -13,7 +13,7 @@ import talks
 from counts import cases
 from headrace.samples import Conversation
 from headrace.samples.masking import MaskedBatch
-from headrace.samples.templates.families import FAMILIES
+from headrace.samples.templates.suite import FAMILIES
 
 FOLDER = Path(__file__).parents[2] / "golden/chat_masks"
 MARKERS = (

@@ -14,7 +14,7 @@ import masks_made
 import talks
 from counts import cases
 from headrace.samples.masking import SpanEncoder
-from headrace.samples.masking.token_masks import loss_mask
+from headrace.samples.masking.encoding import loss_mask
 from headrace.samples.masking.token_spans import byte_places
 
 SPACE = "\u2581"

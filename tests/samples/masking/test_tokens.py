@@ -18,8 +18,8 @@ from counts import cases
 from headrace.errors import ConfigError, InputError
 from headrace.samples import Conversation
 from headrace.samples.masking import MaskOptions, SpanEncoder
+from headrace.samples.masking.encoding import loss_mask, untrained_ends
 from headrace.samples.masking.masker import Masker
-from headrace.samples.masking.token_masks import loss_mask, untrained_ends
 from headrace.samples.masking.token_spans import Spanned, byte_places
 
 SPECIAL = ["<|im_end|>", "</s>", "<|assistant|>"]

@@ -16,8 +16,8 @@ from PIL import Image
 
 from counts import cases
 from headrace.samples.media import SampleDecoder, pad_stack
+from headrace.samples.media.batch import reading_rows, rows_here
 from headrace.samples.media.decoding.images import IMAGE_FORMS
-from headrace.samples.media.rows import reading_rows, rows_here
 from media_made import encoded, pixels
 
 FORMS = sorted(name for name, form in IMAGE_FORMS.items() if form.kind != "pil")

@@ -16,7 +16,7 @@ import talks
 from counts import cases
 from headrace.errors import InputError
 from headrace.samples.templates import ChatTemplate, Rendered, find, suite_names
-from headrace.samples.templates.families import FAMILIES
+from headrace.samples.templates.suite import FAMILIES
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/chat_templates/renderings.json").read_text(encoding="utf-8"))
 STABLE = sorted(name for name, family in FAMILIES.items() if family.prefix_stable)

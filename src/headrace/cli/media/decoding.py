@@ -15,7 +15,7 @@ import numpy as np
 from headrace.cli.media.preview import field_map_of
 from headrace.errors import HeadraceError, InputError, MissingExtraError, SampleError, WorkerError
 from headrace.samples.media import AVDecoder, SampleDecoder
-from headrace.samples.media.decoding.av.container import audio_stream, open_container, video_stream
+from headrace.samples.media.decoding.av_streams import audio_stream, open_container, video_stream
 from headrace.samples.media.decoding.decoder import MAX_PIXELS
 from headrace.samples.media.decoding.failing import reraise
 from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parts_of

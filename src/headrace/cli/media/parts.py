@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.errors import HeadraceError
 from headrace.samples.media import AVDecoder, SampleDecoder
-from headrace.samples.media.decoding.av.forms import AV_EXTENSIONS
+from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
 from headrace.samples.media.decoding.failing import reraise
 from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS
 

@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError
 from headrace.samples.maker import Explained, Made, SampleMaker
 from headrace.samples.masking import TokenEvidence
 from headrace.samples.recipe import LengthSpec
-from headrace.samples.recipe.sections import lengths_key
+from headrace.samples.recipe.recipe import lengths_key
 
 Rows = dict[str, list[NDArray[Any]]]
 _RESPONSES = "responses"

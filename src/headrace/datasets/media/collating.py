@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.samples.media import pad_stack
-from headrace.samples.media.rows import Allocate, Rows, reading_rows
+from headrace.samples.media.batch import Allocate, Rows, reading_rows
 
 __all__ = ["Allocate", "Rows", "collated", "reading_rows", "without_rows"]
 

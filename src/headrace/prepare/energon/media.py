@@ -80,7 +80,7 @@ def _by_extension(name: str) -> str | None:
 
 
 def _by_content(head: bytes) -> str | None:
-    from headrace.samples.media.decoding.content import guess_extension
+    from headrace.samples.media.decoding.decoder import guess_extension
 
     found = guess_extension(head)
     if found is None:
@@ -103,7 +103,7 @@ def _image_facts(data: bytes) -> dict[str, Any]:
 
 
 def _av_facts(data: bytes) -> dict[str, Any]:
-    from headrace.samples.media.decoding.av import AVDecoder
+    from headrace.samples.media.decoding.av_decoder import AVDecoder
 
     facts = AVDecoder(data).get_metadata(get_audio_num_samples=True)
     names = (

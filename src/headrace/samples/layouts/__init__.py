@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from headrace.samples.layouts.fields import nearest, without_nulls
 from headrace.samples.layouts.layout import Layout, LayoutOptions, Sample, assistant, cut, join, user
-from headrace.samples.layouts.recognise import NUM_RECORDS, EachLayout, Recognised, recognise
-from headrace.samples.layouts.registry import LAYOUTS, make_layout
-from headrace.samples.layouts.roles import ALIASES
+from headrace.samples.layouts.recognise import LAYOUTS, NUM_RECORDS, EachLayout, Recognised, make_layout, recognise
+from headrace.samples.layouts.turns import ALIASES
 
 __all__ = [
     "ALIASES",

@@ -1,15 +1,107 @@
-"""``chosen`` and ``rejected``, with the prompt beside them or inside them."""
+"""Layouts with a chosen and a rejected answer, to a prompt that stands beside them or inside them.
+
+The prompt that a chosen and a rejected answer share, where the record does not say it.
+
+One answer chosen, one rejected, to a question, to a task, or to a conversation so far.
+"""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Preference
 from headrace.samples.layouts.fields import describe
-from headrace.samples.layouts.implicit import split_messages, split_text
 from headrace.samples.layouts.layout import Layout, assistant, cut, user
+from headrace.samples.layouts.supervised import TaskLayout
+
+_JOINER = "\u200d"
+_MARKS = frozenset(("Mn", "Me", "Mc"))
+
+
+def split_messages(chosen: Conversation, rejected: Conversation) -> Preference:
+    """The messages with which both begin are the prompt; each keeps at least one message, as TRL.
+
+    Raises:
+        InputError: they share no message, or they are the same.
+    """
+    if chosen.messages == rejected.messages:
+        raise InputError("chosen and rejected are the same messages: there is nothing to prefer")
+    shorter = min(len(chosen.messages), len(rejected.messages))
+    shared = 0
+    while shared < shorter - 1 and chosen.messages[shared] == rejected.messages[shared]:
+        shared += 1
+    if not shared:
+        raise InputError(
+            "chosen and rejected share no first message, so that there is no prompt: begin both with it, or give it as "
+            "the field 'prompt'"
+        )
+    return Preference(prompt=cut(chosen, 0, shared), chosen=cut(chosen, shared), rejected=cut(rejected, shared))
+
+
+def split_text(chosen: str, rejected: str) -> Preference:
+    """The characters with which both begin are the prompt, without a space at its end, as TRL.
+
+    The border is moved back where it would part what a reader sees as one character: ``e`` and its accent, the parts
+    of a family or of a flag, a syllable of Hangul, CR and LF.
+
+    >>> split_text("The sky is blue.", "The sky is black.").chosen
+    'ue.'
+
+    Raises:
+        InputError: one of them is empty, or they are the same.
+    """
+    if chosen == rejected:
+        raise InputError("chosen and rejected are the same text: there is nothing to prefer")
+    if not chosen or not rejected:
+        raise InputError(f"{'rejected' if chosen else 'chosen'} is empty, and there is no field 'prompt'")
+    shared = _num_shared(chosen, rejected)
+    is_within = shared == min(len(chosen), len(rejected))
+    shared -= is_within  # the shorter one keeps a character
+    if not is_within and shared and chosen[shared - 1] == " ":
+        shared -= 1
+    while shared and not (_is_border(chosen, shared) and _is_border(rejected, shared)):
+        shared -= 1
+    return Preference(prompt=chosen[:shared], chosen=chosen[shared:], rejected=rejected[shared:])
+
+
+def _num_shared(left: str, right: str) -> int:
+    """How many characters both begin with, in as many comparisons as the number has bits."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _is_border(text: str, at: int) -> bool:
+    """Whether a text may be cut before character ``at``, which is not the first."""
+    left, right = text[at - 1], text[at]
+    if left < "\u0300" and right < "\u0300":
+        return not (left == "\r" and right == "\n")
+    if _JOINER in (left, right) or unicodedata.category(right) in _MARKS:
+        return False
+    if "\U0001f3fb" <= right <= "\U0001f3ff" or "\U000e0020" <= right <= "\U000e007f":  # colours of skin, tags of flags
+        return False
+    if _is_flag_letter(left) and _is_flag_letter(right):  # two make a flag: counted from where the row of them begins
+        begin = at
+        while begin and _is_flag_letter(text[begin - 1]):
+            begin -= 1
+        return (at - begin) % 2 == 0
+    return not (_is_hangul(left) and ("\u1160" <= right <= "\u11ff" or "\ud7b0" <= right <= "\ud7fb"))
+
+
+def _is_flag_letter(char: str) -> bool:
+    return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
+def _is_hangul(char: str) -> bool:
+    return "\u1100" <= char <= "\u11ff" or "\uac00" <= char <= "\ud7fb" or "\ua960" <= char <= "\ua97c"
 
 
 class PreferenceLayout(Layout):
@@ -96,3 +188,93 @@ def _begins(conversation: Conversation, prompt: str) -> bool:
     """Whether the first message of the user in it is this one."""
     said = [message for message in conversation.messages if message["role"] == "user"]
     return bool(said) and said[0].get("content") == prompt
+
+
+class IntelLayout(Layout):
+    """``{"system": "...", "question": "...", "chosen": "...", "rejected": "..."}``, as Intel's orca pairs."""
+
+    name = "intel"
+    says = "question, chosen, rejected, and mostly system: strings"
+    makes = Preference
+    required = ("question", "chosen", "rejected")
+    optional = ("system", "tools", "chat_template_kwargs")
+
+    def looks_right(self, record: Mapping[str, Any]) -> bool:
+        """Whether all are strings."""
+        return self.is_text(record, *self.required)
+
+    def convert(self, record: Mapping[str, Any]) -> Preference:
+        """See `Layout.convert`."""
+        question, chosen, rejected = (self.fields.text(record, field) for field in self.required)
+        prompt = self.complete(record, user(question))
+        return check_answers(Preference(prompt=prompt, chosen=assistant(chosen), rejected=assistant(rejected)))
+
+
+class ArgillaLayout(IntelLayout):
+    """``{"instruction": "...", "chosen_response": "...", "rejected_response": "..."}``; ``system`` may be there."""
+
+    name = "argilla"
+    says = "instruction, chosen_response, rejected_response: strings"
+    required = ("instruction", "chosen_response", "rejected_response")
+
+
+class RankedAlpacaLayout(TaskLayout):
+    """``{"instruction": "...", "input": "...", "chosen": "...", "rejected": "..."}``, as LLaMA-Factory ranks."""
+
+    name = "ranked_alpaca"
+    says = "instruction, chosen, rejected, and mostly input: strings"
+    makes = Preference
+    required = ("instruction", "chosen", "rejected")
+
+    def convert(self, record: Mapping[str, Any]) -> Preference:
+        """See `Layout.convert`."""
+        return check_answers(
+            Preference(
+                prompt=self.complete(record, self.task(record)),
+                chosen=assistant(self.fields.text(record, "chosen")),
+                rejected=assistant(self.fields.text(record, "rejected")),
+            )
+        )
+
+
+class RankedLayout(Layout):
+    """``{"conversations": [...], "chosen": {...}, "rejected": {...}}``: one message each, as LLaMA-Factory."""
+
+    name = "ranked"
+    says = "conversations, and one message each in chosen and rejected"
+    makes = Preference
+    required = ("conversations", "chosen", "rejected")
+    optional = ("system", "tools", "chat_template_kwargs")
+    turns: ClassVar[str] = "conversations"
+
+    def looks_right(self, record: Mapping[str, Any]) -> bool:
+        """Whether there are messages, and one in each of the others."""
+        chosen, rejected = (self._only(self.fields.get(record, field)) for field in ("chosen", "rejected"))
+        looks = self.reader.looks_like_message
+        return self.is_messages(record, self.turns) and looks(chosen) and looks(rejected)
+
+    def convert(self, record: Mapping[str, Any]) -> Preference:
+        """See `Layout.convert`."""
+        prompt = self.complete(record, self.messages(record, self.turns))
+        chosen, rejected = (self._answer(record, field) for field in ("chosen", "rejected"))
+        return check_answers(Preference(prompt=prompt, chosen=chosen, rejected=rejected))
+
+    def _answer(self, record: Mapping[str, Any], field: str) -> Conversation:
+        value = self.fields.need(record, field, "a message")
+        only = self._only(value)
+        if not isinstance(only, Mapping):
+            raise self.fields.wrong(field, value, "one message, an object with a role and a content")
+        return self.reader.read([only], self.fields.name(field))
+
+    @staticmethod
+    def _only(value: object) -> object:
+        return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+
+
+class RankedMessagesLayout(RankedLayout):
+    """``{"messages": [...], "chosen": {...}, "rejected": {...}}``: one message each, as Axolotl."""
+
+    name = "ranked_messages"
+    says = "messages, and one message each in chosen and rejected"
+    required = ("messages", "chosen", "rejected")
+    turns = "messages"

@@ -1,4 +1,7 @@
-"""The first records of an input -> the layout that they have, and why."""
+"""All layouts by name, and how the layout of an input is recognised from its first records.
+
+All layouts, by name.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,74 @@ from typing import Any
 import msgspec
 
 from headrace.errors import ConfigError, InputError
+from headrace.samples.layouts.fields import nearest
 from headrace.samples.layouts.layout import Layout, LayoutOptions, Sample
-from headrace.samples.layouts.registry import LAYOUTS
+from headrace.samples.layouts.preference import (
+    ArgillaLayout,
+    IntelLayout,
+    PreferenceLayout,
+    RankedAlpacaLayout,
+    RankedLayout,
+    RankedMessagesLayout,
+)
+from headrace.samples.layouts.rollouts import GroupLayout, PromptLayout
+from headrace.samples.layouts.supervised import (
+    AlpacaLayout,
+    CompletionLayout,
+    ConversationsLayout,
+    KtoLayout,
+    MessagesLayout,
+    ResponseLayout,
+    TextLayout,
+)
+
+_ALL: tuple[type[Layout], ...] = (
+    MessagesLayout,
+    ConversationsLayout,
+    TextLayout,
+    CompletionLayout,
+    ResponseLayout,
+    AlpacaLayout,
+    KtoLayout,
+    PreferenceLayout,
+    IntelLayout,
+    ArgillaLayout,
+    RankedAlpacaLayout,
+    RankedLayout,
+    RankedMessagesLayout,
+    PromptLayout,
+    GroupLayout,
+)
+
+LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in _ALL}
+"""Every layout by its name."""
+
+
+SAID = {
+    "sharegpt": "conversations",
+    "openai": "messages",
+    "chat": "messages",
+    "chatml": "messages",
+    "chat_template": "messages",
+    "dpo": "preference",
+    "grpo": "group",
+    "pretraining": "text",
+}
+"""What other tools call some of them."""
+
+
+def make_layout(name: str, options: LayoutOptions | None = None) -> Layout:
+    """The layout of this name, or of one that another tool has for it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    said = SAID.get(name.lower(), name)
+    if said not in LAYOUTS:
+        near = nearest(name.lower(), [*LAYOUTS, *SAID])
+        raise ConfigError(f"layout {name!r} is unknown{near}; allowed are {', '.join(LAYOUTS)}, auto and each")
+    return LAYOUTS[said](options)
+
 
 NUM_RECORDS = 100
 """Records that are looked at, unless the caller hands on fewer."""

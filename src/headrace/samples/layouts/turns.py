@@ -1,16 +1,187 @@
-"""The messages of a record -> a `Conversation`: one name for each role, our flags beside it, the rest untouched."""
+"""The messages of a record -> a `Conversation`: one name for each role, and what the record says about training.
+
+What a record says itself about training: flags of messages, spans of characters, flags of parts of a content.
+
+What data calls the speakers, and what templates call them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+
+import msgspec
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Message, TrainSpan
-from headrace.samples.layouts.fields import check_text, is_unicode, wrong
-from headrace.samples.layouts.flags import read_flag, read_parts, read_spans
-from headrace.samples.layouts.roles import ALIASES, CALL, parse_arguments, read_calls
+from headrace.samples.layouts.fields import check_text, describe, is_unicode, wrong
+
+
+def read_flag(message: Mapping[str, Any], names: Mapping[str, str], place: str) -> bool | None:
+    """What ``train``, its opposite ``masked`` and ``weight`` (0 or 1) of a message say; None for nothing.
+
+    Raises:
+        InputError: one of them is something else, or they contradict each other.
+    """
+    said: dict[str, bool] = {}
+    for flag in ("train", "masked", "weight"):
+        name = names[flag]
+        value = message.get(name)
+        if value is None:
+            continue
+        if value not in (0, 1) or not isinstance(value, bool | int | float):
+            raise wrong(f"{name!r} of {place}", value, "true or false" if flag != "weight" else "0 or 1")
+        said[name] = bool(value) != (flag == "masked")
+    if len(set(said.values())) > 1:
+        raise InputError(f"{place} contradicts itself: {', '.join(f'{name} is {message[name]}' for name in said)}")
+    return next(iter(said.values()), None)
+
+
+def read_spans(detail: object, content: object, place: str) -> tuple[TrainSpan, ...]:
+    """Spans of characters of a content, ascending, from ``[{begin_offset, end_offset, train}]``.
+
+    ``end_offset`` is the last character of the span, as in Axolotl; a `TrainSpan` ends behind it.
+
+    Raises:
+        InputError: it is no such list, a span is outside the content, or two overlap.
+    """
+    if not isinstance(detail, list | tuple):
+        raise wrong(place, detail, "a list of {begin_offset, end_offset, train}")
+    if not isinstance(content, str):
+        raise InputError(f"{place} marks characters of a content that is {describe(content)}; it must be a string")
+    spans = []
+    for number, entry in enumerate(detail):
+        here = f"{place}, entry {number},"
+        if not isinstance(entry, Mapping):
+            raise wrong(here, entry, "an object with begin_offset, end_offset, train")
+        begin, end, train = (entry.get(name) for name in ("begin_offset", "end_offset", "train"))
+        if type(begin) is not int or type(end) is not int:
+            raise InputError(f"{here} goes from {describe(begin)} to {describe(end)}; both must be integers")
+        if not isinstance(train, bool):
+            raise wrong(f"'train' of {here}", train, "true or false")
+        if not 0 <= begin <= end < len(content):
+            raise InputError(
+                f"{here} goes from character {begin} to {end}, which is its last one; the content has {len(content)} "
+                "characters, counted from 0"
+            )
+        spans.append(TrainSpan(begin=begin, end=end + 1, train=train))
+    spans.sort(key=lambda span: span.begin)
+    for left, right in itertools.pairwise(spans):
+        if right.begin < left.end:
+            raise InputError(f"{place}: the spans at characters {left.begin} and {right.begin} overlap")
+    return tuple(spans)
+
+
+def read_parts(parts: Sequence[Any], place: str, *, join: bool) -> tuple[Any, tuple[TrainSpan, ...]]:
+    """A content that is a list of parts: as it is; or one string and the spans of its characters that the parts mark.
+
+    Parts that say ``train`` or ``weight`` are always joined, since a flag needs characters to stand on.
+
+    Raises:
+        InputError: a part is no object; or they are to be joined, and one is not text.
+    """
+    flags = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, Mapping):
+            raise wrong(f"part {number} of {place}", part, "an object with 'type', and 'text' where it is text")
+        flags.append(read_flag(part, {"train": "train", "masked": "masked", "weight": "weight"}, f"part {number}"))
+    if not join and all(flag is None for flag in flags):
+        return list(parts), ()
+    texts: list[str] = []
+    spans = []
+    begin = 0
+    for number, (part, flag) in enumerate(zip(parts, flags, strict=True)):
+        text = part.get("text")
+        if not isinstance(text, str) or part.get("type", "text") != "text":
+            raise InputError(
+                f"part {number} of {place} is {describe(part)} of type {part.get('type', 'text')!r}; only parts of "
+                "type 'text' can be joined to one string, which `parts: join` and flags on parts need"
+            )
+        texts.append(check_text(text, f"part {number} of {place}"))
+        if flag is not None and text:
+            spans.append(TrainSpan(begin=begin, end=begin + len(text), train=flag))
+        begin += len(text)
+    return "".join(texts), tuple(spans)
+
+
+ALIASES = {
+    "human": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "chatbot": "assistant",
+    "observation": "tool",
+    "tool_response": "tool",
+    "function_response": "tool",
+    "function_call": "function_call",
+    "tool_call": "function_call",
+}
+"""Every other role is handed to the template as it is. ``function_call`` becomes an assistant's message whose content,
+the JSON of a call or of several, is moved into ``tool_calls``."""
+
+CALL = "function_call"
+
+
+def read_calls(content: object, place: str) -> list[dict[str, Any]]:
+    """The ``tool_calls`` that the text of a ``function_call`` turn says.
+
+    Raises:
+        InputError: it is not the JSON of an object with ``name`` and ``arguments``, nor of a list of them.
+    """
+    value = content
+    if isinstance(content, str):
+        try:
+            value = msgspec.json.decode(content)
+        except (msgspec.DecodeError, RecursionError):
+            value = None
+    calls = value if isinstance(value, list) else [value]
+    read = []
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise InputError(
+                f"{place} is {describe(content)}; a call of a function is the JSON of an object with 'name' and "
+                "'arguments', or of a list of such objects (where it is plain text, say `roles: {function_call: "
+                "assistant}`)"
+            )
+        arguments = call.get("arguments", {})
+        if isinstance(arguments, str):
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):  # some tools take one string
+                arguments = msgspec.json.decode(arguments)
+        read.append({"type": "function", "function": {"name": call["name"], "arguments": arguments}})
+    if not read:
+        raise InputError(f"{place} is an empty list: a call of a function was expected")
+    return read
+
+
+def parse_arguments(calls: object, place: str) -> object:
+    """The ``tool_calls`` with each ``arguments`` that is a string as the object whose JSON the string is.
+
+    Raises:
+        InputError: a string is no JSON.
+    """
+    if not isinstance(calls, list | tuple):
+        return calls
+    read: list[Any] = []
+    for number, call in enumerate(calls):
+        inner = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(call, dict) or not isinstance(inner, dict) or not isinstance(inner.get("arguments"), str):
+            read.append(call)
+            continue
+        try:
+            parsed = {**inner, "arguments": msgspec.json.decode(inner["arguments"] or "{}")}
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InputError(
+                f"the arguments of call {number} of {place} are {describe(inner['arguments'])}, which is no JSON "
+                f"({error}); `arguments: keep` hands them on as they are"
+            ) from None
+        read.append({**call, "function": parsed} if "function" in call else parsed)
+    return read
+
 
 Parts = Literal["keep", "join"]
 """Content that is a list of parts is handed on as it is; or parts that are text become one string."""

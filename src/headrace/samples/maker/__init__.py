@@ -13,7 +13,7 @@ One file a training type; whoever writes a store takes `Made` and needs to know 
 
 from __future__ import annotations
 
-from headrace.samples.maker.made import Made, MakerCounts, Ragged, TokenSums
+from headrace.samples.maker.block import Made, MakerCounts, Ragged, TokenSums
 from headrace.samples.maker.maker import DEFAULT_DOMAIN, Explained, SampleMaker
 
 __all__ = ["DEFAULT_DOMAIN", "Explained", "Made", "MakerCounts", "Ragged", "SampleMaker", "TokenSums"]

@@ -14,19 +14,15 @@ from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, without_nulls
 from headrace.samples.layouts.fields import check_text, describe
-from headrace.samples.maker.block import Block
+from headrace.samples.maker.block import Block, Made
 from headrace.samples.maker.ends import EndTokens
-from headrace.samples.maker.made import Made
 from headrace.samples.maker.noticing import notices
-from headrace.samples.maker.pair import PairShape
-from headrace.samples.maker.rollouts import GroupShape, PromptShape
 from headrace.samples.maker.sections import SectionsShape
 from headrace.samples.maker.sequences import Asked, Found, Sequencer, Tally, whole
-from headrace.samples.maker.shape import Shape, Tools, as_chat
-from headrace.samples.maker.single import SingleShape
+from headrace.samples.maker.shapes import GroupShape, PairShape, PromptShape, Shape, SingleShape, Tools, as_chat
 from headrace.samples.masking.encoding import Encoded
-from headrace.samples.masking.faces import Template, TextEncoder
 from headrace.samples.masking.marking import Marker
+from headrace.samples.masking.options import Template, TextEncoder
 from headrace.samples.masking.results import TOO_LONG, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.masking.truncation import exchanges, shortened

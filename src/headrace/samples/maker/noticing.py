@@ -10,8 +10,7 @@ import msgspec
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt
 from headrace.samples.layouts import Sample
-from headrace.samples.masking.faces import Template
-from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.options import MaskOptions, Template
 from headrace.samples.masking.results import DroppedError
 
 

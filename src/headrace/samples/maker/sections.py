@@ -14,11 +14,10 @@ from headrace.samples.layouts.fields import Fields, check_text, describe
 from headrace.samples.layouts.turns import MessageReader
 from headrace.samples.maker.ends import Ends
 from headrace.samples.maker.sequences import Asked, Found, Tally, joined, plain
-from headrace.samples.maker.shape import Document, Shape, Tools
+from headrace.samples.maker.shapes import Document, Shape, Tools
 from headrace.samples.masking.marking import Marked
 from headrace.samples.masking.results import DroppedError
-from headrace.samples.recipe.recipe import InputSpec, Recipe
-from headrace.samples.recipe.sections import Section, Source, lengths_key, mask_key
+from headrace.samples.recipe.recipe import InputSpec, Recipe, Section, Source, lengths_key, mask_key
 
 Record = Mapping[str, Any]
 

@@ -16,9 +16,8 @@ sample.ids, sample.loss_mask
 
 from __future__ import annotations
 
-from headrace.samples.masking.faces import Template, TextEncoder
 from headrace.samples.masking.masker import Masker
-from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.options import MaskOptions, Template, TextEncoder
 from headrace.samples.masking.pieces import WORDS, Region, Why
 from headrace.samples.masking.results import (
     Dropped,

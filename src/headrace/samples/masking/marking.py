@@ -10,16 +10,13 @@ from msgspec.structs import replace
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation
-from headrace.samples.masking import explain
-from headrace.samples.masking.closers import Closers
-from headrace.samples.masking.decisions import Decision, decisions
-from headrace.samples.masking.endings import find_ending
-from headrace.samples.masking.faces import Template
-from headrace.samples.masking.guard import check_own
-from headrace.samples.masking.labels import labelled
-from headrace.samples.masking.options import MaskOptions, Policy
+from headrace.samples.masking import evidence
+from headrace.samples.masking.decisions import Decision, check_own, decisions
+from headrace.samples.masking.endings import Closers, find_ending
+from headrace.samples.masking.evidence import labelled
+from headrace.samples.masking.options import MaskOptions, Policy, Template
 from headrace.samples.masking.pieces import Piece, Region, Why, cut, lay_out, overlay, spans_of
-from headrace.samples.masking.renders import PROBE, Renders, Usual, content_text, thought_of
+from headrace.samples.masking.renders import PROBE, Prefixes, Renders, Usual, content_text, find_unwritten, thought_of
 from headrace.samples.masking.results import (
     EMPTY_TURN,
     PROMPT_MISMATCH,
@@ -42,7 +39,6 @@ from headrace.samples.masking.turns import (
     tagged_turns,
     within,
 )
-from headrace.samples.masking.written import Prefixes, find_unwritten
 
 # Members of an enum cost as much to look up as a piece costs to make.
 _UNTRAINED = (Region.PROMPT, -1, False, Why.PROMPT)
@@ -133,7 +129,7 @@ class Marker:
     def _check_written(self, renders: Renders, *, proved: bool) -> None:
         for one in find_unwritten(renders, self._prefixes, proved=proved):
             if one.is_whole:
-                text = explain.unwritten(renders, one.message)
+                text = evidence.unwritten(renders, one.message)
                 self._decide(self._options.on_unwritten_message, UNWRITTEN_MESSAGE, text)
             else:
                 self._counts[UNWRITTEN_CONTENT] += 1
@@ -218,7 +214,7 @@ class Marker:
                 blocks = tagged[message]
                 turns += blocks if checked is None else [within(block, checked) for block in blocks]
             elif tags == "checked" and found[message].has_trained:
-                raise InputError(explain.no_block(renders, message))
+                raise InputError(evidence.no_block(renders, message))
         return turns, faults
 
     def _tagged(self, renders: Renders, count: int) -> dict[int, list[Turn]]:
@@ -242,7 +238,7 @@ class Marker:
         policy = self._options.unstable
         self._judge_prompts(renders, faults)
         if policy in ("error", "drop") or self._options.train_on_prompt:
-            self._decide("drop" if policy == "drop" else "error", UNSTABLE, explain.history(renders, faults[0]))
+            self._decide("drop" if policy == "drop" else "error", UNSTABLE, evidence.history(renders, faults[0]))
         how = how._replace(by_itself=True)
         samples: list[tuple[int, list[Turn]]] = []
         left = [message for message in wanted if found[message].has_trained]
@@ -251,7 +247,7 @@ class Marker:
             turns, faults = self._find(renders, how, found, left[-1:] if policy == "last_turn" else left, last + 1)
             self._judge_prompts(renders, faults)
             if not any(turn.message == last for turn in turns):
-                self._decide("error", UNSTABLE, explain.history(renders, faults[-1]))
+                self._decide("error", UNSTABLE, evidence.history(renders, faults[-1]))
             samples.append((last + 1, turns))
             left = [] if policy == "last_turn" else [fault.message for fault in faults]
         if samples:
@@ -261,7 +257,7 @@ class Marker:
     def _judge_prompts(self, renders: Renders, faults: list[Fault]) -> None:
         for fault in faults:
             if fault.kind == "prompt":
-                self._decide(self._options.on_prompt_mismatch, PROMPT_MISMATCH, explain.prompt(renders, fault))
+                self._decide(self._options.on_prompt_mismatch, PROMPT_MISMATCH, evidence.prompt(renders, fault))
 
     def _marked(
         self,
@@ -287,7 +283,7 @@ class Marker:
             if end is not None and is_last_block:
                 if end[0] == end[1]:
                     self._decide(
-                        self._options.on_untrained_end, UNTRAINED_END, explain.untrained_end(renders, turn, text)
+                        self._options.on_untrained_end, UNTRAINED_END, evidence.untrained_end(renders, turn, text)
                     )
                 else:
                     ends.append(end)
@@ -316,7 +312,7 @@ class Marker:
             said = thought or message.get("tool_calls") or (content_text(message) or "").strip()
             begin = layout.reasoning_end if layout.is_empty_reasoning else layout.start
             if not said or not text[begin : layout.content_end].strip():
-                self._decide(options.on_empty_turn, EMPTY_TURN, explain.empty_turn(renders, turn.message))
+                self._decide(options.on_empty_turn, EMPTY_TURN, evidence.empty_turn(renders, turn.message))
         over = self._placed_spans(renders, count, turn, decision) if decision.spans else []
         # Who marks the end of a content means the end of the turn as well.
         train_end = over[-1].is_trained if over and over[-1].end >= layout.content_end else decision.is_trained
@@ -354,7 +350,7 @@ class Marker:
         text = renders.text(count)
         content = renders.conversation.messages[turn.message].get("content")
         if not isinstance(content, str):
-            raise InputError(explain.spans(renders, turn.message))
+            raise InputError(evidence.spans(renders, turn.message))
         placed = renders.placed(count, turn.message)
         bare = content.strip()
         if placed is None and bare and text.count(bare, turn.start, turn.stop) == 1:
@@ -362,7 +358,7 @@ class Marker:
             placed = begin, begin + len(bare)
         skipped = content.find(text[placed[0] : placed[1]]) if placed else -1
         if placed is None or skipped < 0 or content[:skipped].strip() or text[slice(*placed)].strip() != bare:
-            raise InputError(explain.spans(renders, turn.message))
+            raise InputError(evidence.spans(renders, turn.message))
         pieces = spans_of(decision.spans, placed[0] - skipped, turn.message)
         clipped = [replace(piece, begin=max(piece.begin, placed[0]), end=min(piece.end, placed[1])) for piece in pieces]
         return [piece for piece in clipped if piece.end > piece.begin]

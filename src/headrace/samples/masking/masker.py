@@ -10,9 +10,8 @@ import numpy as np
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation
 from headrace.samples.masking.encoding import Encoded, encode
-from headrace.samples.masking.faces import RendersAhead, Template, TextEncoder
 from headrace.samples.masking.marking import Marked, Marker, decide
-from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.options import MaskOptions, RendersAhead, Template, TextEncoder
 from headrace.samples.masking.results import (
     ALL_SUPERVISED,
     DOUBLED_BOS,

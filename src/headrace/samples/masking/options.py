@@ -1,12 +1,20 @@
-"""What of a conversation is trained, as the user says it."""
+"""What masking is given: which messages are trained, and the faces of a template and of a tokeniser.
+
+What masking needs of others: a template that renders, and a tokeniser that encodes.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
+from headrace.samples.conversation import Conversation
+from headrace.samples.templates.messages import Rendered
 
 Turns = Literal["all", "last"]
 EndOfTurn = Literal["train", "mask", "last"]
@@ -105,3 +113,41 @@ _ALLOWED = {
     "on_empty_turn": Policy,
     "on_unwritten_message": Policy,
 }
+
+
+class Template(Protocol):
+    """A chat template; `headrace.samples.templates.ChatTemplate` is one."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """``bos_token``, ``eos_token`` and the like, by name."""
+
+    @property
+    def end_of_turn(self) -> str | None:
+        """The text that ends an assistant's turn, where it is known."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+        **template_kwargs: Any,
+    ) -> Rendered:
+        """The text of the messages. Raises :class:`InputError` where the template refuses them."""
+
+
+@runtime_checkable
+class RendersAhead(Protocol):
+    """A template that renders many conversations for less than one by one, such as `ChatTemplate`."""
+
+    def render_ahead(self, conversations: Iterable[Conversation], *, prompts: bool = True) -> None:
+        """Render what masking will ask for of these conversations."""
+
+
+class TextEncoder(Protocol):
+    """A tokeniser, as `headrace.prepare.backends` has them."""
+
+    def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """All ids of all texts in a row, and the number of tokens of each text."""

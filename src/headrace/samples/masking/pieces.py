@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.samples.conversation import Message, TrainSpan
-from headrace.samples.masking.closers import Closer, Closers
+from headrace.samples.masking.endings import Closer, Closers
 from headrace.samples.masking.renders import REASONING_TAGS, content_text, thought_of
 from headrace.samples.masking.turns import Turn
 

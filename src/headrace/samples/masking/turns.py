@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Message
-from headrace.samples.masking.closers import Closers
-from headrace.samples.masking.endings import Ending
+from headrace.samples.masking.endings import Closers, Ending
 from headrace.samples.masking.renders import Renders, content_text, opens, thought_of
 
 ASSISTANT = "assistant"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from headrace.samples.media.batch import Batch, generic_batch, pad_stack
 from headrace.samples.media.cooking import Cooker, basic_sample_keys, choose_cooker, cooker
 from headrace.samples.media.decoding import SampleDecoder
-from headrace.samples.media.decoding.av import (
+from headrace.samples.media.decoding.av_decoder import (
     AVData,
     AVDecoder,
     AVMetadata,
@@ -24,8 +24,7 @@ from headrace.samples.media.decoding.av import (
 )
 from headrace.samples.media.field_map import parse_field_map, parts_of, sources_of
 from headrace.samples.media.mapper import SampleMapper
-from headrace.samples.media.references import load_function
-from headrace.samples.media.registry import SAMPLE_TYPES, resolve_sample_type
+from headrace.samples.media.registry import SAMPLE_TYPES, load_function, resolve_sample_type
 from headrace.samples.media.sample import CrudeSample, Sample, SourceInfo, add_sources, sample_type
 from headrace.samples.media.types import (
     CaptioningSample,

@@ -11,7 +11,7 @@ recipe.yaml
 from __future__ import annotations
 
 from headrace.samples.recipe.keys import StoreKey, store_keys
-from headrace.samples.recipe.reading import load_recipe, make_recipe, parse_recipe
+from headrace.samples.recipe.reading import load_recipe, make_recipe, parse_recipe, resolve_layout
 from headrace.samples.recipe.recipe import (
     MAKES,
     EndSpec,
@@ -21,11 +21,11 @@ from headrace.samples.recipe.recipe import (
     OutputSpec,
     Recipe,
     RecordFilters,
+    Section,
+    Source,
     TemplateSpec,
     TrainType,
 )
-from headrace.samples.recipe.resolve import resolve_layout
-from headrace.samples.recipe.sections import Section, Source
 
 __all__ = [
     "MAKES",

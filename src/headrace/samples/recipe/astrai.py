@@ -12,10 +12,20 @@ import msgspec
 from headrace.errors import ConfigError
 from headrace.plan.packing.options import Packing
 from headrace.samples.masking.options import MaskOptions
-from headrace.samples.recipe.check import check_recipe
-from headrace.samples.recipe.convert import convert
-from headrace.samples.recipe.recipe import EndSpec, LengthSpec, OutputSpec, Recipe, RecordFilters, TrainType
-from headrace.samples.recipe.sections import Action, Section, SectionAction, Source, mask_key
+from headrace.samples.recipe.check import check_recipe, convert
+from headrace.samples.recipe.recipe import (
+    Action,
+    EndSpec,
+    LengthSpec,
+    OutputSpec,
+    Recipe,
+    RecordFilters,
+    Section,
+    SectionAction,
+    Source,
+    TrainType,
+    mask_key,
+)
 
 FORMATS: dict[str, Literal["keyed", "hdf5", "jsonl"]] = {"bin": "keyed", "h5": "hdf5", "jsonl": "jsonl"}
 

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.samples.recipe.recipe import Recipe
-from headrace.samples.recipe.sections import lengths_key, mask_key
+from headrace.samples.recipe.recipe import Recipe, lengths_key, mask_key
 
 KeyKind = Literal["ids", "mask", "positions", "lengths", "reward", "value", "bytes", "count", "label"]
 

@@ -16,11 +16,10 @@ The only files read are those of a tokeniser's folder, and the suite.
 from __future__ import annotations
 
 from headrace.samples.templates.chat_template import ChatTemplate
-from headrace.samples.templates.families import Family
-from headrace.samples.templates.rendered import Rendered
-from headrace.samples.templates.setup import TemplateSetup
-from headrace.samples.templates.special_tokens import special_tokens
-from headrace.samples.templates.suite import SuiteTemplate, find, suite_names
+from headrace.samples.templates.compiled import TemplateSetup
+from headrace.samples.templates.load import special_tokens
+from headrace.samples.templates.messages import Rendered
+from headrace.samples.templates.suite import Family, SuiteTemplate, find, suite_names
 
 __all__ = [
     "ChatTemplate",

@@ -32,9 +32,8 @@ import msgspec
 import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, InputError, RenderLimitError
-from headrace.samples.templates.compiled import CompiledTemplate
-from headrace.samples.templates.rendered import Rendered
-from headrace.samples.templates.setup import TemplateSetup
+from headrace.samples.templates.compiled import CompiledTemplate, TemplateSetup
+from headrace.samples.templates.messages import Rendered
 
 MAX_SECONDS = 30.0
 """CPU time of one rendering, or of compiling: a thousand times what the longest conversation takes."""

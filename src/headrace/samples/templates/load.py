@@ -1,4 +1,9 @@
-"""Where a chat template comes from: a tokeniser's folder, a file, or our suite."""
+"""Where a chat template and its special tokens come from: a tokeniser's folder, a file, or our suite.
+
+The few files that templates come from, read with errors that name them.
+
+The special tokens that a tokeniser's folder gives its chat template: ``bos_token``, ``eos_token``, ...
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,71 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.errors import ConfigError, InputError
-from headrace.samples.templates.files import read_json, read_text
-from headrace.samples.templates.setup import TemplateSetup
-from headrace.samples.templates.special_tokens import CONFIG, special_tokens
+from headrace.samples.templates.compiled import TemplateSetup
 from headrace.samples.templates.suite import find, suite_names
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``, or an empty one where there is no such file.
+
+    Raises :class:`InputError` where it cannot be read, or is no object.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: it is no JSON object: {error}") from error
+
+
+def read_text(path: Path) -> str:
+    """The text in ``path``, UTF-8, every line ended by ``\\n``. Raises :class:`InputError` where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is no UTF-8; templates are UTF-8 text") from error
+
+
+CONFIG = "tokenizer_config.json"
+_MAP = "special_tokens_map.json"
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Names and texts of the special tokens in ``folder``; empty where its files name none.
+
+    Every ``*_token`` of ``tokenizer_config.json`` and of its ``extra_special_tokens``. Where the file has no
+    ``added_tokens_decoder`` it is an old one, and ``special_tokens_map.json`` wins, as in transformers 5. The object
+    ``special_tokens`` is AstrAI's and stands in for names that are not found otherwise.
+
+    What a tokeniser's class in Python would add on its own (a default ``<s>``) is not known here; such folders are
+    rare, since saving a tokeniser writes all of them out.
+    """
+    config = read_json(folder / CONFIG)
+    values = dict(config)
+    if "added_tokens_decoder" not in config:
+        values |= read_json(folder / _MAP)
+    extra = values.get("extra_special_tokens")
+    found = _texts(config.get("special_tokens"))
+    found |= {name: text for name, text in _texts(values).items() if name.endswith("_token")}
+    return found | _texts(extra)
+
+
+def _texts(values: Any) -> dict[str, str]:
+    if not isinstance(values, dict):
+        return {}
+    # A token is its text, or a dict that says how it is matched besides.
+    contents = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
 
 _FILE = "chat_template.jinja"
 _MORE = "additional_chat_templates"

@@ -3,6 +3,8 @@
 Markers and line ends are those of the family; the Jinja and the prose around lists of tools are ours. Each comes twice:
 ``chatml`` without and ``chatml-generation`` with ``{% generation %}`` blocks, the same text from both. To train a model
 that exists, take its own template from its tokeniser's folder; where that has no blocks, ours of the family often fits.
+
+The families of our suite, by name: special tokens, end of turn, roles, and where prefixes do not hold.
 """
 
 from __future__ import annotations
@@ -10,10 +12,143 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 
-from headrace.samples.templates.families import FAMILIES, Family
+_TALK = ("user", "assistant")
+_SYSTEM = ("system", *_TALK)
+_TOOLS = (*_SYSTEM, "tool")
+_LAST_TURN_THINKS = "reasoning is shown in the last turn and left out of earlier ones"
+_EOS_AT_END = "the text ends with eos_token unless a generation prompt is asked for"
+_LAST_USER = "{what} before the last user message, which is another one in every prefix"
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a family's template.
+
+    ``special_tokens``  that the template prints, as the family has them
+    ``end_of_turn``     the text that ends an assistant's turn, or ``"eos_token"``; None where only the next header does
+    ``roles``           that it knows; where it knows any role, those that are usual
+    ``features``        of ``tools``, ``thinking``, ``documents``, ``images``, ``date``
+    ``unstable``        why the text of the first messages, with a generation prompt, may not be how the whole begins;
+                        empty where it always is
+    ``any_order``       whether roles may come in any order; else user and assistant in turn
+    ``file``            of the suite, where it is not the family's own name
+    """
+
+    special_tokens: dict[str, str]
+    end_of_turn: str | None
+    roles: tuple[str, ...] = _SYSTEM
+    features: tuple[str, ...] = ()
+    unstable: str = ""
+    any_order: bool = True
+    file: str | None = None
+
+    @property
+    def prefix_stable(self) -> bool:
+        """Whether each turn's header and text can be told by differences of prefixes."""
+        return not self.unstable
+
+
+def _of(bos: str | None, eos: str | None, end_of_turn: str | None, **more: Any) -> Family:
+    named = {"bos_token": bos, "eos_token": eos}
+    tokens = {name: token for name, token in named.items() if token is not None}
+    return Family(special_tokens=tokens, end_of_turn=end_of_turn, **more)
+
+
+_IM_END = "<|im_end|>"
+_LLAMA3 = ("<|begin_of_text|>", "<|eot_id|>", "<|eot_id|>")
+_DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "eos_token")  # noqa: RUF001 - its own bars
+_SPM = ("<s>", "</s>", "eos_token")
+_COHERE = ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>")
+_ENDOFTEXT = "<|endoftext|>"
+
+FAMILIES: dict[str, Family] = {
+    "alpaca": _of(*_SPM),
+    "baichuan2": _of(None, "</s>", "eos_token"),
+    "chatml": _of(None, _IM_END, _IM_END, roles=_TOOLS),
+    "chatml-default-system": _of(None, _IM_END, _IM_END, roles=_TOOLS),
+    "command-a": _of(*_COHERE),
+    "command-r": _of(*_COHERE),
+    "deepseek-r1": _of(
+        *_DEEPSEEK,
+        roles=_TOOLS,
+        features=("tools", "thinking"),
+        unstable="every generation prompt opens the reasoning, and only turns after the last user message have one",
+    ),
+    "deepseek-r1-keep": _of(*_DEEPSEEK, roles=_TOOLS, features=("tools", "thinking")),
+    "deepseek-v2": _of(*_DEEPSEEK),
+    "deepseek-v3": _of(*_DEEPSEEK, roles=_TOOLS, features=("tools",)),
+    "exaone": _of("[BOS]", "[|endofturn|]", "[|endofturn|]"),
+    "falcon": _of(None, _ENDOFTEXT, None),
+    "gemma": _of("<bos>", "<eos>", "<end_of_turn>", roles=_TALK, any_order=False),
+    "gemma3": _of("<bos>", "<eos>", "<end_of_turn>", features=("images",), any_order=False),
+    "glm4": _of(None, _ENDOFTEXT, None, roles=_TOOLS, features=("tools",)),
+    "glm4.5": _of(None, _ENDOFTEXT, None, roles=_TOOLS, features=("tools", "thinking"), unstable=_LAST_TURN_THINKS),
+    "glm4.5-keep": _of(None, _ENDOFTEXT, None, roles=_TOOLS, features=("tools", "thinking")),
+    "gpt-oss": _of(
+        "<|startoftext|>",
+        "<|return|>",
+        "<|return|>",
+        roles=("system", "developer", "user", "assistant", "tool"),
+        features=("tools", "thinking", "date"),
+        unstable="the last turn shows its reasoning and ends with a token of its own, earlier ones do not",
+    ),
+    "gpt-oss-keep": _of(
+        "<|startoftext|>",
+        "<|return|>",
+        "<|return|>",
+        roles=("system", "developer", "user", "assistant", "tool"),
+        features=("tools", "thinking", "date"),
+    ),
+    "granite": _of(None, "<|end_of_text|>", "<|end_of_text|>", roles=_TOOLS, features=("tools", "documents")),
+    "hermes": _of(None, _IM_END, _IM_END, roles=_TOOLS, features=("tools",)),
+    "internlm2": _of("<s>", "</s>", _IM_END),
+    "jamba": _of("<|startoftext|>", _ENDOFTEXT, "<|eom|>"),
+    "kimi-k2": _of("[BOS]", _IM_END, _IM_END, roles=_TOOLS, features=("tools",)),
+    "lfm2": _of("<|startoftext|>", _IM_END, _IM_END, roles=_TOOLS, features=("tools",)),
+    "llama2": _of(*_SPM, any_order=False),
+    "llama3": _of(*_LLAMA3, roles=_TOOLS),
+    "llama3.1": _of(*_LLAMA3, roles=_TOOLS, features=("tools",)),
+    "llama3.2": _of(*_LLAMA3, roles=_TOOLS, features=("tools", "date")),
+    "llama4": _of("<|begin_of_text|>", "<|eot|>", "<|eot|>", roles=_TOOLS),
+    "magistral": _of(
+        *_SPM,
+        roles=_TOOLS,
+        features=("tools", "thinking"),
+        unstable=_LAST_USER.format(what="with tools: they stand"),
+    ),
+    "mistral-nemo": _of(
+        *_SPM, roles=_TOOLS, features=("tools",), unstable=_LAST_USER.format(what="the system prompt and tools stand")
+    ),
+    "mistral-v1": _of(*_SPM, any_order=False),
+    "mistral-v3": _of(
+        *_SPM, roles=_TOOLS, features=("tools",), unstable=_LAST_USER.format(what="the system prompt and tools stand")
+    ),
+    "mistral-v7": _of(
+        *_SPM, roles=_TOOLS, features=("tools",), unstable=_LAST_USER.format(what="with tools: they stand")
+    ),
+    "mixtral": _of(*_SPM, roles=_TALK, any_order=False),
+    "nemotron": _of("<s>", "<SPECIAL_12>", "<SPECIAL_12>"),
+    "olmo2": _of(_ENDOFTEXT, _ENDOFTEXT, "eos_token"),
+    "openchat": _of("<s>", "<|end_of_turn|>", "<|end_of_turn|>"),
+    "phi3": _of("<s>", _ENDOFTEXT, "<|end|>", unstable=_EOS_AT_END),
+    "phi4": _of(_ENDOFTEXT, _IM_END, _IM_END),
+    "phi4-mini": _of(_ENDOFTEXT, _ENDOFTEXT, "<|end|>", roles=_TOOLS, features=("tools",), unstable=_EOS_AT_END),
+    "qwen2": _of(None, _IM_END, _IM_END, file="chatml-default-system"),
+    "qwen2.5": _of(None, _IM_END, _IM_END, roles=_TOOLS, features=("tools",)),
+    "qwen3": _of(None, _IM_END, _IM_END, roles=_TOOLS, features=("tools", "thinking"), unstable=_LAST_TURN_THINKS),
+    "qwen3-keep": _of(None, _IM_END, _IM_END, roles=_TOOLS, features=("tools", "thinking")),
+    "qwen3-coder": _of(None, _IM_END, _IM_END, roles=_TOOLS, features=("tools",)),
+    "seed-oss": _of("<seed:bos>", "<seed:eos>", "eos_token", features=("thinking",)),
+    "solar": _of(*_SPM),
+    "stablelm": _of(_ENDOFTEXT, _ENDOFTEXT, _ENDOFTEXT),
+    "tulu3": _of("<|begin_of_text|>", "<|end_of_text|>", "eos_token"),
+    "vicuna": _of(*_SPM),
+    "yi": _of(None, _IM_END, _IM_END),
+    "zephyr": _of(*_SPM),
+}
 
 _GENERATION = "-generation"
 _BLOCK = re.compile(r"\{%(-?)\s*((?:end)?generation)\s*(-?)%\}")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import media_made
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media import AVData, AVDecoder, SampleDecoder, get_clips_uniform, get_single_frames_uniform
-from headrace.samples.media.decoding.av.video import FrameTimes, frame_range, stacked_frames
+from headrace.samples.media.decoding.av_streams import FrameTimes, frame_range, stacked_frames
 
 INF = float("inf")
 VIDEOS = {

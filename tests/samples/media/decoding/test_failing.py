@@ -10,7 +10,7 @@ import pytest
 import media_made
 from headrace.errors import DecodeError
 from headrace.samples.media import AVDecoder
-from headrace.samples.media.decoding.av import decoder
+from headrace.samples.media.decoding import av_decoder
 from headrace.samples.media.decoding.failing import reraise
 
 REFUSED = av.error.MemoryError(12, "Cannot allocate memory")
@@ -29,7 +29,7 @@ def test_media(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr(decoder, "add_audio_facts", fail)
+    monkeypatch.setattr(av_decoder, "add_audio_facts", fail)
     with pytest.raises(DecodeError, match="cannot be decoded"):
         AVDecoder(media_made.sound("wav", "pcm_s16le")).get_metadata()
     error = MemoryError()

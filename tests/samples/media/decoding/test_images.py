@@ -14,8 +14,7 @@ from PIL import Image, ImageFile
 import media_made
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media import SampleDecoder
-from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, IMAGE_FORMS
-from headrace.samples.media.decoding.jpeg import scale_to_cover
+from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, IMAGE_FORMS, scale_to_cover
 
 THEIRS = [
     "l8",

@@ -1,18 +1,82 @@
-"""Bytes of a part -> a value, by the name of the part."""
+"""Bytes of a part -> a value, by the name of the part.
+
+What a part is by its first bytes, where its name does not say it.
+
+gzip, bounded: a few kilobytes may inflate to terabytes.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from headrace.errors import ConfigError
-from headrace.samples.media.decoding.av.forms import AV_EXTENSIONS, av_decoder
+from headrace.errors import ConfigError, DecodeError
+from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
 from headrace.samples.media.decoding.basic import basic_decoder
-from headrace.samples.media.decoding.content import guess_extension
 from headrace.samples.media.decoding.failing import reraise
-from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, image_decoder, image_form
-from headrace.samples.media.decoding.inflating import gunzip
-from headrace.samples.media.decoding.jpeg import JpegCodec
+from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, JpegCodec, image_decoder, image_form
+
+_BEGINS = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\x00", "tif"),
+    (b"MM\x00*", "tif"),
+    (b"8BPS", "psd"),
+    (b"\x00\x00\x01\x00", "ico"),
+    (b"\x00\x00\x00\x0cjP  \r\n\x87\n", "jp2"),
+    (b"fLaC", "flac"),
+    (b"ID3", "mp3"),
+    (b"\xff\xfb", "mp3"),
+    (b"\xff\xf3", "mp3"),
+    (b"\xff\xf2", "mp3"),
+    (b"FLV\x01", "flv"),
+)
+_RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
+_STILLS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"heim", b"mif1", b"msf1")
+
+
+def guess_extension(data: bytes) -> str | None:
+    """The extension that the bytes deserve, where they are an image, a video or sound that is known; else None."""
+    for begins, extension in _BEGINS:
+        if data.startswith(begins):
+            return extension
+    if data[:4] == b"RIFF":
+        return _RIFF.get(data[8:12])
+    if data[4:8] == b"ftyp":
+        brand = data[8:12]
+        return None if brand in _STILLS else "mov" if brand == b"qt  " else "mp4"
+    if data[:4] == b"\x1a\x45\xdf\xa3":
+        return "webm" if b"webm" in data[:64] else "mkv"
+    return None
+
+
+def gunzip(data: bytes, max_bytes: int) -> bytes:
+    """What gzip members, one after another, hold; zeros may follow them, as the tool allows.
+
+    Raises:
+        DecodeError: more than ``max_bytes``; not gzip, cut short, or a checksum does not hold.
+    """
+    if not data:
+        raise DecodeError(None, "is empty, not gzip")
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            inflated = stream.read(max_bytes + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DecodeError(None, f"is not sound gzip: {error}") from error
+    if len(inflated) > max_bytes:
+        raise DecodeError(
+            None,
+            f"inflates from {len(data):,} bytes to more than the {max_bytes:,} allowed (max_bytes); raise it if the "
+            "data is sound",
+        )
+    return inflated
+
 
 Decode = Callable[[bytes], Any]
 

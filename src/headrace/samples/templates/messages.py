@@ -1,4 +1,9 @@
-"""Messages of a record -> what templates see: plain JSON values, as transformers 5 hands them over."""
+"""Messages as templates see them, plain JSON values as transformers 5 hands them over, and what a template returns.
+
+``continue_final_message``: the text ends where the final message ends, so that a model goes on with it.
+
+What a template made of a conversation.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,8 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
+
+import msgspec
 
 from headrace.errors import InputError
 
@@ -114,3 +121,69 @@ def plain_dicts(items: Sequence[Mapping[str, Any]] | None, what: str) -> list[di
         if not isinstance(item, Mapping):
             raise InputError(f"entry {number} of {what} is a {type(item).__name__}; a dict is needed")
     return [plain(item) for item in items]
+
+
+_MARK = "HEADRACE_CUTS_THE_TEXT_HERE "
+"""Put after the final message and looked for in the text; the space at its end tells whether the template trims."""
+
+
+def mark_final(messages: list[dict[str, Any]], field: str, template: str) -> str:
+    """Mark the end of ``field`` in the last message, in place; returns the text that goes on.
+
+    Raises :class:`InputError` where the message has no such text, or the template does not read that field.
+    """
+    final = messages[-1]
+    content = final.get(field)
+    if content is None:
+        raise InputError(f"the final message has no {field!r} to continue; it has {', '.join(map(repr, final))}")
+    fields = [field]
+    if field in REASONING:
+        fields = [name for name in REASONING if final.get(name) == content]
+    if not any(name in template for name in fields):
+        raise InputError(f"the template reads no {field!r}, so that a message cannot be continued there")
+    if isinstance(content, list | tuple):
+        for part in reversed(content):
+            if isinstance(part, dict) and "text" in part:
+                text = part["text"]
+                part["text"] = _marked(text, field)
+                return str(text)
+        raise InputError("the parts of the final message hold no text to continue")
+    for name in fields:
+        final[name] = _marked(content, name)
+    return str(content)
+
+
+def cut_at_mark(text: str, final: str) -> str:
+    """The text up to the mark. Raises :class:`InputError` where the template has left out or changed the message."""
+    mark = _MARK.strip()
+    if final.strip() not in text or mark not in text:
+        raise InputError(
+            "the final message does not stand in the rendered text as it is, and cannot be continued: the template "
+            f"leaves out or changes parts of {final.strip()!r:.80}"
+        )
+    place = text.rindex(mark)
+    kept = text[:place]
+    return kept if text.startswith(_MARK, place) else kept.rstrip()
+
+
+def _marked(text: object, field: str) -> str:
+    if not isinstance(text, str):
+        raise InputError(f"{field!r} of the final message is a {type(text).__name__}; text is needed to continue it")
+    return text + _MARK
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole text of a conversation.
+
+    ``generation_spans``: ``[begin, end)`` in characters of ``text``, one for each ``{% generation %}`` block that was
+    rendered, in order; ``has_generation``: the template has such blocks at all.
+
+    ``message_begins``: where each message begins in ``text``, of templates that are known to write one after another,
+    whatever follows (`one_by_one`): what stands before message ``i`` is what the messages before it alone become, less
+    what closes a text. 0 for a first message that the template writes apart. Empty for all other templates.
+    """
+
+    text: str
+    generation_spans: tuple[tuple[int, int], ...] = ()
+    has_generation: bool = False
+    message_begins: tuple[int, ...] = ()

@@ -1,0 +1,415 @@
+"""What PyAV reads of a container: its frames, its sound, and facts about it.
+
+Frames of a video by their time, each read exactly, whatever the container's index is worth.
+
+Sound by the sample: a clip is exactly the slice of the whole that its times say.
+
+Facts of a medium: from its header, else from its packets, else by decoding, as far as is asked for.
+
+What comes out of a video or a sound.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from headrace.errors import DecodeError, MissingExtraError
+from headrace.samples.media.decoding.failing import check_pixels
+from headrace.samples.media.sample import sample_type
+
+AUDIO_FORMATS = frozenset(("mp3", "flac", "wav", "aac", "ogg", "aiff", "w64"))
+"""Containers of sound; a picture in them is a cover, not a video."""
+
+
+def open_container(data: bytes, max_pixels: int) -> Any:
+    """A container over bytes; close it.
+
+    No threads: FFmpeg's own do not survive the fork of a loader's workers, and would fight over the cores with them.
+
+    Raises:
+        DecodeError: it is no medium that FFmpeg knows, or its frames are larger than allowed.
+        MissingExtraError: PyAV is not installed.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise MissingExtraError("decoding video and sound needs PyAV: pip install 'headrace[av]'") from error
+    try:
+        container = av.open(io.BytesIO(data), "r")
+    except (av.FFmpegError, ValueError) as error:
+        raise DecodeError(None, f"cannot be opened as video or sound: {error}") from error
+    try:
+        streams: Any = container.streams
+        for stream in streams:
+            codec = stream.codec_context
+            if codec is not None:
+                codec.thread_type = "NONE"
+                codec.thread_count = 1
+                if stream.type == "video":
+                    check_pixels(codec.width, codec.height, max_pixels)
+    except BaseException:
+        container.close()
+        raise
+    return container
+
+
+def video_stream(container: Any) -> Any | None:
+    """The first stream of pictures that is not a cover, or None."""
+    if container.format.name in AUDIO_FORMATS:
+        return None
+    return next(iter(container.streams.video), None)
+
+
+def audio_stream(container: Any) -> Any | None:
+    """The first stream of sound, or None."""
+    return next(iter(container.streams.audio), None)
+
+
+class FrameTimes(NamedTuple):
+    """When the frames of a video are shown, in units of its time base, sorted.
+
+    Attributes:
+        times: presentation time of each frame.
+        keys: those of the frames from which decoding may begin.
+        end: when the last frame ends.
+    """
+
+    times: list[int]
+    keys: list[int]
+    end: int
+
+
+def frame_times(container: Any, stream: Any) -> FrameTimes:
+    """Read the packets of a video (nothing is decoded): a few microseconds a frame."""
+    times, keys = [], []
+    end = 0
+    for packet in container.demux(stream):
+        if packet.pts is None:
+            continue
+        times.append(packet.pts)
+        if packet.is_keyframe:
+            keys.append(packet.pts)
+        end = max(end, packet.pts + (packet.duration or 0))
+    times.sort()
+    keys.sort()
+    return FrameTimes(times, keys, end)
+
+
+def frame_range(found: FrameTimes, first: float, last: float, unit: str, stream: Any, from_start: bool) -> range:
+    """Numbers of the frames that a clip is made of: from the one shown at ``first`` to the one shown at ``last``.
+
+    At least one, and none where the clip begins after the end. With frames at 0, 1/30, 2/30 ... s, the clip
+    (0.05 s, 0.1 s) is the frames 1, 2 and 3.
+
+    Args:
+        found: see ``frame_times``.
+        first: begin of the clip.
+        last: its end, inclusive; may be infinite.
+        unit: ``frames`` or ``seconds``.
+        stream: for its time base.
+        from_start: seconds count from the first frame, not from the container's zero.
+
+    Raises:
+        DecodeError: the clip ends before it begins, or begins before 0.
+    """
+    if not 0 <= first <= last or math.isinf(first):
+        raise DecodeError(None, f"a clip from {first} to {last} {unit}: it begins at 0 or later and ends no earlier")
+    count = len(found.times)
+    if unit == "frames":
+        return range(int(first), count if math.isinf(last) else min(int(last) + 1, count))
+    base: Fraction = stream.time_base
+    shift = found.times[0] if from_start and count else 0
+    begin = int(first / base) + shift
+    if not count or begin >= max(found.end, found.times[-1] + 1):
+        return range(0)
+    number = max(bisect_right(found.times, begin) - 1, 0)
+    if math.isinf(last):
+        return range(number, count)
+    return range(number, max(bisect_right(found.times, int(last / base) + shift), number + 1))
+
+
+def stacked_frames(
+    frames: Iterator[Any], count: int, scale: dict[str, Any]
+) -> tuple[np.ndarray[Any, Any], tuple[float, float]] | None:
+    """Frames as one array, each written where it belongs, so that there is only one frame more than the clip in memory.
+
+    Args:
+        frames: PyAV's.
+        count: how many there are at most.
+        scale: what ``reformat`` is told beside the format.
+
+    Returns:
+        (frames, 3, H, W) uint8, a view of (frames, H, W, 3), and begin of the first and end of the last frame in
+        seconds; None where there are no frames.
+
+    Raises:
+        DecodeError: frames change in size, and are not scaled to one; there is no memory for the clip.
+    """
+    clip: np.ndarray[Any, Any] | None = None
+    begin = end = 0.0
+    found = 0
+    for found, frame in enumerate(itertools.islice(frames, count), 1):
+        pixels = frame.reformat(format="rgb24", **scale).to_ndarray()
+        shown = float(frame.pts * frame.time_base)
+        if clip is None:
+            clip = _room(count, pixels.shape)
+            begin = shown
+        if pixels.shape != clip.shape[1:]:
+            sizes = f"{clip.shape[2]} x {clip.shape[1]} to {pixels.shape[1]} x {pixels.shape[0]}"
+            raise DecodeError(None, f"the frames change from {sizes} pixels; say video_out_frame_size=(width, height)")
+        clip[found - 1] = pixels
+        end = shown + float((frame.duration or 0) * frame.time_base)
+    return None if clip is None else (clip[:found].transpose(0, 3, 1, 2), (begin, end))
+
+
+def _room(count: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    try:
+        return np.empty((count, *shape), np.uint8)
+    except (MemoryError, ValueError):
+        # NumPy's ValueError: more than can be addressed.
+        raise DecodeError(
+            None,
+            f"the clip of {count:,} frames of {shape[1]} x {shape[0]} pixels takes {count * math.prod(shape):,} bytes, "
+            "for which there is no memory; ask for shorter clips or smaller frames",
+        ) from None
+
+
+class FrameReader:
+    """Reads ranges of frames from one open container, forward where it can, by a seek to a key frame where it must."""
+
+    def __init__(self, container: Any, stream: Any, found: FrameTimes, max_pixels: int) -> None:
+        self._container = container
+        self._stream = stream
+        self._found = found
+        self._max_pixels = max_pixels
+        self._frames: Iterator[Any] = iter(())
+        self._is_open = False
+        self._next = 0
+        """Number of the frame that the iterator yields next, if all is well."""
+
+    def read(self, numbers: range) -> Iterator[Any]:
+        """The frames of consecutive numbers, in order.
+
+        Raises:
+            DecodeError: a frame is missing, or larger than allowed.
+        """
+        if not numbers:
+            return
+        times = self._found.times
+        begin, end = times[numbers[0]], times[numbers[-1]]
+        given = 0
+        for frame in self._from(numbers[0]):
+            check_pixels(frame.width, frame.height, self._max_pixels)
+            self._next = bisect_right(times, frame.pts)
+            if frame.pts >= begin:
+                given += 1
+                yield frame
+            if frame.pts >= end:
+                break
+        if not given:
+            raise DecodeError(
+                None, f"the video has no frame {numbers[0]:,}, though its packets say so; it is cut short"
+            )
+
+    def _from(self, number: int) -> Iterator[Any]:
+        """Frames from one that is not after frame ``number``."""
+        times, keys = self._found.times, self._found.keys
+        at = bisect_right(keys, times[number]) - 1
+        key = keys[at] if at >= 0 else times[0]
+        if not self._is_open or number < self._next or bisect_left(times, key) > self._next:
+            for back in range(at, -2, -1):
+                # A seek may land late (times of decoding, not of showing): then from the key frame before.
+                target = keys[back] if back >= 0 else 0
+                first = self._seek(target)
+                if first is None or first.pts <= times[number] or back < 0:
+                    break
+            if first is None:
+                return
+            yield first
+        yield from self._timed(self._frames)
+
+    def _seek(self, target: int) -> Any | None:
+        self._container.seek(target, stream=self._stream, backward=True)
+        self._frames = iter(self._container.decode(self._stream))
+        self._is_open = True
+        return next(self._timed(self._frames), None)
+
+    @staticmethod
+    def _timed(frames: Iterator[Any]) -> Iterator[Any]:
+        return (frame for frame in frames if frame.pts is not None)
+
+
+_PREROLL_S = 0.25
+"""Decoded and dropped before a clip: packets of lossy codecs overlap, so the first after a seek are not right."""
+
+
+def read_clip(container: Any, stream: Any, begin_s: float, end_s: float) -> tuple[Any, tuple[float, float]] | None:
+    """The sound between two times.
+
+    Returns:
+        (channels, samples) in the codec's own dtype, and its begin and end in seconds, which lie within the sound; None
+        where there is no sound between them.
+
+    Raises:
+        DecodeError: the clip ends before it begins, or begins before 0.
+    """
+    if not 0 <= begin_s <= end_s or math.isinf(begin_s):
+        raise DecodeError(
+            None, f"a clip from {begin_s} to {end_s} seconds: it begins at 0 or later and ends no earlier"
+        )
+    rate = stream.sample_rate
+    wanted = round(begin_s * rate)
+    until = math.inf if math.isinf(end_s) else wanted + round((end_s - begin_s) * rate)
+    container.seek(max(int((begin_s - _PREROLL_S) / stream.time_base), 0), stream=stream, backward=True)
+    pieces: list[Any] = []
+    position: int | None = None
+    first = last = wanted
+    for frame in container.decode(stream):
+        if position is None:
+            # Later frames follow one on another; their own times are rounded to the container's unit.
+            if frame.pts is None:
+                raise DecodeError(None, "the sound has no times")
+            position = round(frame.pts * frame.time_base * rate)
+        samples = _samples(frame)
+        begin, position = position, position + samples.shape[1]
+        if position <= wanted:
+            continue
+        if begin >= until:
+            break
+        left = max(wanted - begin, 0)
+        right = samples.shape[1] if position <= until else int(until) - begin
+        if right > left:
+            if not pieces:
+                first = begin + left
+            last = begin + right
+            pieces.append(samples[:, left:right])
+        if position >= until:
+            break
+    if not pieces:
+        return None
+    clip = np.concatenate(pieces, axis=1)
+    return clip, (begin_s if first == wanted else first / rate, end_s if last == until else last / rate)
+
+
+def _samples(frame: Any) -> Any:
+    """(channels, samples) of a frame, whether its channels lie apart or interleaved."""
+    values = frame.to_ndarray()
+    if frame.format.is_planar:
+        return values
+    return values.reshape(frame.samples, frame.layout.nb_channels).T
+
+
+Clips: TypeAlias = list[Any]
+Times: TypeAlias = list[tuple[float, float]]
+
+
+@sample_type
+class AVData:
+    """Clips of a video and of its sound.
+
+    Attributes:
+        video_clips: each (frames, 3, H, W) uint8, or None.
+        video_timestamps: begin of the first and end of the last frame of each clip, in seconds, or None.
+        audio_clips: each (channels, samples), int16 or float32 as the codec has it, or None.
+        audio_timestamps: begin and end of each clip, in seconds, or None.
+    """
+
+    video_clips: Clips | None
+    video_timestamps: Times | None
+    audio_clips: Clips | None
+    audio_timestamps: Times | None
+
+
+@sample_type
+class AVMetadata:
+    """Facts of a video or a sound; None where there are none, or where they were not asked for.
+
+    Attributes:
+        video_duration: in seconds.
+        video_num_frames: number of frames.
+        video_fps: average frames a second.
+        video_width: in pixels.
+        video_height: in pixels.
+        audio_duration: in seconds.
+        audio_channels: number of channels.
+        audio_sample_rate: samples a second.
+        audio_num_samples: samples of one channel.
+    """
+
+    video_duration: float | None = None
+    video_num_frames: int | None = None
+    video_fps: float | None = None
+    video_width: int | None = None
+    video_height: int | None = None
+    audio_duration: float | None = None
+    audio_channels: int | None = None
+    audio_sample_rate: int | None = None
+    audio_num_samples: int | None = None
+
+
+def add_video_facts(container: Any, metadata: AVMetadata, *, duration: bool, count: bool, size: bool) -> None:
+    """Fill in what is known of the video, if there is one."""
+    stream = video_stream(container)
+    if stream is None:
+        return
+    length = stream.duration
+    if count or (duration and length is None):
+        metadata.video_num_frames, end = _packets(container, stream)
+        length = end if length is None else length
+    metadata.video_duration = _seconds(stream, length)
+    if stream.average_rate:
+        metadata.video_fps = float(stream.average_rate)
+    elif metadata.video_num_frames and metadata.video_duration:
+        metadata.video_fps = metadata.video_num_frames / metadata.video_duration
+    if size:
+        container.seek(0)
+        # The first frame rather than the header: the two may differ, and the frame is what is decoded.
+        shown = next(iter(container.decode(stream)), stream)
+        metadata.video_width, metadata.video_height = shown.width, shown.height
+
+
+def add_audio_facts(container: Any, metadata: AVMetadata, *, duration: bool, count: bool) -> None:
+    """Fill in what is known of the sound, if there is any."""
+    stream = audio_stream(container)
+    if stream is None:
+        return
+    metadata.audio_sample_rate = stream.sample_rate
+    metadata.audio_channels = stream.channels
+    length = stream.duration
+    if duration and length is None:
+        container.seek(0)
+        _, length = _packets(container, stream)
+    if count:
+        container.seek(0)
+        metadata.audio_num_samples = 0
+        for frame in container.decode(stream):
+            metadata.audio_num_samples += frame.samples
+            if frame.pts is not None and frame.duration:
+                # What was decoded tells more than what the header says.
+                length = int((frame.pts + frame.duration) * frame.time_base / stream.time_base)
+    metadata.audio_duration = _seconds(stream, length)
+
+
+def _packets(container: Any, stream: Any) -> tuple[int, int | None]:
+    """Number of packets, and when the last of them ends, in units of the time base."""
+    number, end = 0, None
+    for packet in container.demux(stream):
+        if packet.pts is not None:
+            number += 1
+            end = max(end or 0, packet.pts + (packet.duration or 0))
+    return number, end
+
+
+def _seconds(stream: Any, length: int | None) -> float | None:
+    if length is None:
+        return None
+    # As Energon: what the container calls duration, less where it begins.
+    return float((length - (stream.start_time or 0)) * stream.time_base)
