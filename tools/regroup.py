@@ -446,7 +446,9 @@ def main() -> None:
         path.write_text(text, "utf-8")
     subprocess.run(["git", "add", "-A"], cwd=ROOT, check=True)
     for command in (["check", "--quiet", "--fix"], ["format", "--quiet"]):
-        subprocess.run([str(Path(sys.executable).with_name("ruff")), *command, "."], cwd=ROOT, check=False, stdout=sys.stderr)
+        subprocess.run(
+            [str(Path(sys.executable).with_name("ruff")), *command, "."], cwd=ROOT, check=False, stdout=sys.stderr
+        )
 
 
 if __name__ == "__main__":
