@@ -8,14 +8,15 @@ from time import monotonic
 import pytest
 
 import media_texts
-from headrace.loader import workers, workers_crew, workers_watch
-from headrace.loader.workers_table import State
-from headrace.loader.workers_watch import Wait
+from headrace.loader.workers import crew as workers_crew
+from headrace.loader.workers import pool, watch
+from headrace.loader.workers.watch import Wait
+from headrace.loader.workers.worker import State
 
 
 def waits_for_the_bad_sample(number: int = media_texts.BAD) -> Wait | None:
     """The wait of a loader for a worker that is at a sample, when all else is done."""
-    for one in list(workers._living):
+    for one in list(pool._living):
         crew = one._crew
         wait = None if crew is None or crew._watch is None else crew._watch._wait
         if crew is not None and wait is not None:
@@ -36,20 +37,20 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, runs_on: bool = False) -> None:
         self._now = self._last = monotonic()
         self._runs_on = runs_on
-        for module in (workers_crew, workers_watch):
+        for module in (workers_crew, watch):
             monkeypatch.setattr(module, "monotonic", self)
 
     def __call__(self) -> float:
         """Seconds."""
         passed, self._last = monotonic() - self._last, monotonic()
-        if not any(_waits(one) for one in list(workers._living)):
+        if not any(_waits(one) for one in list(pool._living)):
             self._now += passed
         elif (wait := waits_for_the_bad_sample()) is not None and (self._runs_on or self._now < wait.until):
             self._now += 0.05
         return self._now
 
 
-def _waits(one: workers.Workers) -> bool:  # type: ignore[type-arg]
+def _waits(one: pool.Workers) -> bool:  # type: ignore[type-arg]
     return one._crew is not None and one._crew._watch is not None and one._crew._watch._wait is not None
 
 

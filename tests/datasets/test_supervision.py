@@ -80,7 +80,7 @@ def test_an_endless_run_is_looked_at_as_far_as_is_said(tmp_path: Path, monkeypat
     run.check_supervised()
     with pytest.raises(ConfigError, match="step 30"):
         run.check_supervised(25)
-    monkeypatch.setattr("headrace.loader.totals.COUNT_POSITIONS", 10)
+    monkeypatch.setattr("headrace.loader.collating.COUNT_POSITIONS", 10)
     steps = []
 
     def train() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import packs_made
 from counts import cases
-from headrace.loader.flattening import flatten, flatten_packed
+from headrace.loader.attention import flatten, flatten_packed
 from headrace.plan.segments import cu_seqlens, seq_idx
 
 pytestmark = pytest.mark.interop

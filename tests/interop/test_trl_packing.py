@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace.loader.flattening import flatten_packed
+from headrace.loader.attention import flatten_packed
 from headrace.plan.packing import Packing, plan_packs
 
 pytestmark = pytest.mark.interop

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError, InputError
-from headrace.loader.flattening import flatten, flatten_packed
+from headrace.loader.attention import flatten, flatten_packed
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "golden" / "packing" / "flattening.json").read_text()

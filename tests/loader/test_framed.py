@@ -23,8 +23,7 @@ from headrace import Balance, ConfigError, Loader, MediaDataset, Order, Ranks, R
 from headrace.datasets import Framed, FramedRun
 from headrace.encoders import DefaultTaskEncoder, TaskEncoder, stateless
 from headrace.loader import merge_state_dicts
-from headrace.loader.framed.parts import parts
-from headrace.loader.framed.reader import LaneReader
+from headrace.loader.framed.parts import LaneReader, parts
 from headrace.plan import Share
 from headrace.plan.framed import beginning, states_from_dict
 

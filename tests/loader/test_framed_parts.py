@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace import BatchSchedule, StateError
-from headrace.loader.framed.book import Book
-from headrace.loader.framed.ending import Made, up_to_the_end
+from headrace.loader.framed.feed import Book, Made, up_to_the_end
 from headrace.loader.framed.parts import Part, parts
 from headrace.plan import Share, micro_batches
 from headrace.plan.framed import Lanes, LaneState, beginning, served_lanes

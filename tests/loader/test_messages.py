@@ -17,12 +17,11 @@ import torch
 from PIL import Image
 
 from headrace import Loader, MediaDataset, Order, Reading, Run
-from headrace.loader import messages
-from headrace.loader.blocks import Blocks
-from headrace.loader.messages import LARGE_BYTES, Message, dumped
-from headrace.loader.pace import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, Pace
+from headrace.loader.buffers import Blocks
 from headrace.loader.ragged import Cost
-from headrace.loader.spans import Span
+from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, Pace, Span
+from headrace.loader.workers import messages
+from headrace.loader.workers.messages import LARGE_BYTES, Message, dumped
 from headrace.samples.media import CaptioningSample, SampleDecoder, SourceInfo
 from headrace.stores import open as open_store
 from headrace.stores.tar.writer import TarWriter

@@ -22,7 +22,7 @@ from headrace import (
     Run,
     WindowDataset,
 )
-from headrace.loader import totals
+from headrace.loader import collating
 from headrace.plan.packed_check import check_step
 
 PACKING = Packing(max_seq_len=24, over_long="split")
@@ -104,7 +104,7 @@ def test_many_short_steps_are_counted_together(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(Run, "count", counting)
     assert len(list(Loader(run, micro_batch_size=10))) == run.num_steps
     assert calls == [75]
-    monkeypatch.setattr(totals, "COUNT_POSITIONS", 17)
+    monkeypatch.setattr(collating, "COUNT_POSITIONS", 17)
     calls.clear()
     list(Loader(run, micro_batch_size=10))
     assert calls == [20, 17, 21, 17]

@@ -19,8 +19,8 @@ import media_texts
 import option_encoder
 from headrace import ConfigError, Loader, MapDataset, MediaDataset, Order, Reading, Run
 from headrace.datasets.encoded import EncodedDataset
-from headrace.loader.workers_globals import Globals
-from headrace.loader.workers_start import safe_start_method
+from headrace.loader.workers.crew import safe_start_method
+from headrace.loader.workers.user_globals import Globals
 
 PADDED = [str(number).ljust(4, ".") for number in range(8)]
 SERVER: dict[str, Any] = {"num_workers": 1, "start_method": "forkserver"}

@@ -22,8 +22,9 @@ from counts import PATIENCE_S
 from headrace import InputError, Loader, MediaDataset, Order, Reading, Run, WorkerError
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, stateless
-from headrace.loader import threads, workers_torch
-from headrace.loader.workers import Workers
+from headrace.loader import reading as threads
+from headrace.loader.workers import torch_loader
+from headrace.loader.workers.pool import Workers
 from headrace.samples.media import TextSample
 from waiting import Clock, clock_that
 
@@ -143,7 +144,7 @@ def test_a_message_cut_in_two(texts: Path) -> None:
     loader = loader_of(media_texts.loaded(texts, media_texts.large), micro_batch_size=1, num_workers=1, prefetch=4)
     iterator = iter(loader)
     found = list(next(iterator)["text"])
-    pipe = workers_torch.pipe_of(loader._feed._reader._workers._crew._batches)  # type: ignore[attr-defined]
+    pipe = torch_loader.pipe_of(loader._feed._reader._workers._crew._batches)  # type: ignore[attr-defined]
     while select.select([], [pipe], [], 0)[1]:
         time.sleep(0.001)
     # Half of the next message is in the pipe, the other half waits for room.
@@ -159,9 +160,9 @@ def test_killed_before_the_first_task(
 ) -> None:
     others = set(active_children())
     kills = iter([signal.SIGKILL, signal.SIGKILL])
-    dealt = workers_torch.Order.__iter__
+    dealt = torch_loader.Order.__iter__
 
-    def killed_then_dealt(order: workers_torch.Order) -> Iterator[Any]:
+    def killed_then_dealt(order: torch_loader.Order) -> Iterator[Any]:
         workers = set(active_children()) - others  # torch asks for tasks once before there are any
         if workers and (kill := next(kills, None)):
             pid = workers.pop().pid or 0
@@ -169,7 +170,7 @@ def test_killed_before_the_first_task(
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # where torch raises, if it does
         return dealt(order)
 
-    monkeypatch.setattr(workers_torch.Order, "__iter__", killed_then_dealt)
+    monkeypatch.setattr(torch_loader.Order, "__iter__", killed_then_dealt)
     assert texts_of(loader_of(MediaDataset.open(texts, **media_texts.TEXT))) == EXPECTED
     assert len(warnings_in(caplog)) == 2
 

@@ -19,7 +19,8 @@ import torch
 import framed_made
 import media_texts
 from headrace import ConfigError, Loader, MediaDataset, Order, Reading, Run
-from headrace.loader import threads, workers_torch
+from headrace.loader import reading as threads
+from headrace.loader.workers import torch_loader
 from waiting import waits_for_the_bad_sample
 
 EXPECTED = [str(number) for number in range(40)]
@@ -129,7 +130,7 @@ def test_a_torch_that_names_otherwise_what_is_its_own(
     def without(thing: Any, name: str, default: Any) -> Any:
         return default if name in names else getattr(thing, name, default)
 
-    monkeypatch.setattr(workers_torch, "getattr", without, raising=False)
+    monkeypatch.setattr(torch_loader, "getattr", without, raising=False)
     loader = loader_of(MediaDataset.open(texts, **media_texts.TEXT), restart=True)
     assert texts_of(loader) == texts_of(loader) == EXPECTED
     loader.close()

@@ -15,14 +15,21 @@ This room knows nothing of documents or tokens. It imports ``headrace.errors`` o
 
 from __future__ import annotations
 
-from headrace.io.atomic import AtomicFile, atomic_write, commit, output_errors, partial_path, sync_folder
+from headrace.io.atomic import AtomicFile, atomic_write, claim_folder, commit, output_errors, partial_path, sync_folder
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
-from headrace.io.folder_lock import claim_folder
 from headrace.io.npy import map_npy
 from headrace.io.paths import cache_folder, check_local, expand_braces, natural_key, safe_relative
-from headrace.io.pool import OPEN_FILES, FilePool
-from headrace.io.readers import MmapReader, PreadReader, Reader, ReadFailure, reader
-from headrace.io.retrying import RetryPolicy, may_pass
+from headrace.io.readers import (
+    OPEN_FILES,
+    FilePool,
+    MmapReader,
+    PreadReader,
+    Reader,
+    ReadFailure,
+    RetryPolicy,
+    may_pass,
+    reader,
+)
 
 __all__ = [
     "BLOCK_BYTES",

@@ -1,7 +1,14 @@
-"""Ranged reads behind one face: bytes of files by path, offset and length."""
+"""Ranged reads behind one face: bytes of files by path, offset and length, from a bounded number of open files.
+
+The files that a process holds open: a bounded number, the least recently used let go first.
+
+What is tried again when the system refuses for a moment: time-outs, lost connections, faulty reads.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import logging
 import mmap
@@ -9,17 +16,116 @@ import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from time import sleep
 from typing import Any, ClassVar, Final, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io.pool import OPEN_FILES, FilePool
-from headrace.io.retrying import RetryPolicy, may_pass
+
+
+class FilePool:
+    """At most ``max_open`` open files; a file that is let go closes when its last user (a read, a view) is done.
+
+    There is no lock: each step is one operation on the OrderedDict, which is atomic, so a fork in the middle of
+    another thread's call leaves nothing locked in the child, and a finaliser may enter the pool again. Two threads
+    that miss the same file both open it, and one of the two is let go.
+    """
+
+    def __init__(self, max_open: int) -> None:
+        self.max_open = max_open
+        self._files: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def get(self, key: Hashable) -> Any:
+        """The open file of this key, which is now the most recently used, or None."""
+        file = self._files.get(key)
+        if file is not None:
+            # In the path of every read, where `suppress` would cost as much as all the rest.
+            try:  # noqa: SIM105
+                self._files.move_to_end(key)
+            except KeyError:  # another thread has let it go since; our reference keeps it open
+                pass
+        return file
+
+    def make_room(self) -> None:
+        """Let go of the least recently used files until one more may be opened."""
+        with contextlib.suppress(KeyError):
+            while len(self._files) >= self.max_open:
+                self._files.popitem(last=False)
+
+    def put(self, key: Hashable, file: Any) -> None:
+        """Keep an open file."""
+        self._files[key] = file
+
+    def drop(self, key: Hashable) -> None:
+        """Let go of a file, if it is there."""
+        self._files.pop(key, None)
+
+
+OPEN_FILES = FilePool(256)
+"""The files of all readers of this process; set its ``max_open`` to allow more or fewer."""
+
+_PASSING: Final = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EIO", "EAGAIN", "EBUSY", "EINTR", "ESTALE", "EREMOTEIO", "ECOMM", "ETIMEDOUT", "ETIME", "EPROTO"),
+        *("ECONNRESET", "ECONNABORTED", "ECONNREFUSED", "ENOTCONN", "ESHUTDOWN", "EPIPE", "ENOLINK"),
+        *("ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH"),
+    )
+    if hasattr(errno, name)
+)
+"""That a file is not there, or may not be read, does not pass."""
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often something is tried, and how long is waited in between: twice as long each time. By default 1.5 s.
+
+    Nothing is drawn by chance: what a run does is the same each time, but for when.
+
+    Attributes:
+        attempts: in all, at least 1; 1 tries nothing again.
+        first_delay_s: before the second attempt.
+        most_delay_s: before any.
+    """
+
+    attempts: int = 5
+    first_delay_s: float = 0.1
+    most_delay_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for no attempts, and for delays below 0 or without an end."""
+        if self.attempts < 1:
+            raise ConfigError(f"attempts is {self.attempts}; it is at least 1, which tries nothing again")
+        for name in ("first_delay_s", "most_delay_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is a number of seconds, at least 0; found {getattr(self, name)}")
+
+    def delays(self) -> Iterator[float]:
+        """Seconds before the second attempt, the third, and so on."""
+        delay = self.first_delay_s
+        for _ in range(self.attempts - 1):
+            yield min(delay, self.most_delay_s)
+            delay = min(2 * delay, self.most_delay_s)
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether an error is of the system, and of a kind that the next attempt may not meet."""
+    if not isinstance(error, OSError):
+        return False
+    if isinstance(error, TimeoutError | ConnectionError) or error.errno in _PASSING:
+        return True
+    # urllib tells the error of the connection so.
+    reason = getattr(error, "reason", None)
+    return isinstance(reason, OSError) and reason is not error and may_pass(reason)
+
 
 IntArray = NDArray[np.int64]
 ByteArray = NDArray[np.uint8]

@@ -21,15 +21,15 @@ from headrace.encoders import read_fault_report
 from headrace.loader.attention import (
     block_causal_mask,
     context_parallel,
+    flatten,
+    flatten_packed,
     flex_block_mask,
     mask_mod,
     varlen_arguments,
 )
-from headrace.loader.balancing import StepBalance
+from headrace.loader.balancing import Balance, StepBalance
 from headrace.loader.collating import collate_fn
-from headrace.loader.costs import Balance
 from headrace.loader.faults import Ledger
-from headrace.loader.flattening import flatten, flatten_packed
 from headrace.loader.framed import merge_state_dicts
 from headrace.loader.loader import Loader, load_recipe
 from headrace.loader.ranks import Ranks

@@ -14,15 +14,13 @@ import xxhash
 from headrace.datasets import Run
 from headrace.datasets.homogeneous import check_micro_batches
 from headrace.errors import ConfigError, StateError
-from headrace.loader.balancing import Dealing, check_between_steps
-from headrace.loader.costs import Balance
+from headrace.loader.balancing import Balance, Dealing, check_between_steps
+from headrace.loader.collating import StepTotals, add_segments, add_totals, verify
 from headrace.loader.faults import Given, shared_out
-from headrace.loader.packed import add_segments, verify
 from headrace.loader.ragged import cost_of, faults_of
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reader, Reading
 from headrace.loader.spans import divide, pace_of, spans
-from headrace.loader.totals import StepTotals, add_totals
 from headrace.plan import BatchSchedule, Cursor, Draw, Share
 
 

@@ -12,8 +12,7 @@ from headrace.datasets import FramedRun, Run
 from headrace.encoders import Fault, FaultLog, carried
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local
-from headrace.loader.balancing import StepBalance
-from headrace.loader.costs import Balance
+from headrace.loader.balancing import Balance, StepBalance
 from headrace.loader.faults import Counting, Ledger, report_path
 from headrace.loader.feeds import Feed, SpanFeed, check_uneven, num_micro_batches
 from headrace.loader.framed import FramedFeed, gathered_state

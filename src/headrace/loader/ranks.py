@@ -1,4 +1,7 @@
-"""Which data-parallel rank this process is, and the check that all ranks run the same recipe."""
+"""Which data-parallel rank this process is, and what ranks tell each other: that all of them run the same run.
+
+What all processes of the job tell each other: bytes, and as many of each.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
-from headrace.loader.exchange import all_gathered, is_alone
 from headrace.plan import Share
 
 if TYPE_CHECKING:
@@ -21,6 +24,36 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from headrace.datasets.encoded.framed_run import FramedRun
+
+_NUMBER = struct.Struct("<q")
+
+
+def is_alone() -> bool:
+    """Whether there is no process group, or nobody else in it."""
+    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def all_gathered(data: bytes) -> list[bytes]:
+    """The bytes of every process, in their order: one all-gather. All give equally many, and all have to call it."""
+    if is_alone():
+        return [data]
+    on_gpu = "nccl" in dist.get_backend()
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return [one.cpu().numpy().tobytes() for one in every]
+
+
+def largest(number: int) -> int:
+    """The largest of the numbers of all processes: one all-gather of 8 bytes."""
+    found: list[int] = [_NUMBER.unpack(one)[0] for one in all_gathered(_NUMBER.pack(number))]
+    return max(found)
+
+
+def all_gathered_texts(text: bytes) -> list[bytes]:
+    """The same of texts of different lengths, which come filled up with spaces: two all-gathers."""
+    return all_gathered(text.ljust(largest(len(text))))
 
 
 class Ranks(msgspec.Struct, frozen=True):

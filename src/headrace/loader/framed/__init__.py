@@ -10,7 +10,6 @@ A rank saves the lanes that it serves. The states of all ranks make one that any
 exchange, `merge_state_dicts` from files.
 """
 
-from headrace.loader.framed.feed import FramedFeed
-from headrace.loader.framed.states import gathered_state, merge_state_dicts
+from headrace.loader.framed.feed import FramedFeed, gathered_state, merge_state_dicts
 
 __all__ = ["FramedFeed", "gathered_state", "merge_state_dicts"]

@@ -1,36 +1,188 @@
-"""The batches of one rank of a framed run, and the state of its lanes after any of them."""
+"""The batches of one rank of a framed run, and the state of its lanes after any of them.
+
+How far each lane has come, by the marks that readers sent.
+
+Where a framed run ends: after the last step in which any lane has a unit.
+
+How many units a lane has shows when its last frame is planned, and lanes end at different ones. A step is there for all
+ranks if it is for one, so they agree on it where the first of them does not know: each then says up to which step it
+has units for sure, and all go on to the highest. That is one exchange of 8 bytes about every frame of a lane, at the
+same micro-step on all ranks.
+
+    rank 0 has units up to step 7 at least     |  both ask after step 9   |  0: up to 12     both ask after 12
+    rank 1                           9         |                          |  1: up to 9      nobody has more: the end
+
+Parts and the samples read for them in words, for errors and reports about workers.
+
+The states of the ranks of a framed run, made into one that any topology loads.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import proxy
 
+import msgspec
 import numpy as np
 
 from headrace.datasets import FramedRun
 from headrace.datasets.encoded.frame_journal import JournalFile, check_journal
-from headrace.errors import ConfigError, StateError
-from headrace.loader.exchange import largest
+from headrace.encoders import FaultLog
+from headrace.errors import ConfigError, HeadraceError, StateError
 from headrace.loader.faults import Given, merged
-from headrace.loader.framed.book import Book
-from headrace.loader.framed.describing import describe_part, describe_part_sample
-from headrace.loader.framed.ending import Made, up_to_the_end
-from headrace.loader.framed.parts import Part, coming_steps, lanes_of, parts
-from headrace.loader.framed.reader import LaneReader, Message, batch_of
-from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Reading, pinned, pins
+from headrace.loader.framed.parts import LaneReader, Message, Part, batch_of, coming_steps, lanes_of, parts
+from headrace.loader.ranks import Ranks, agree, all_gathered_texts, is_alone, largest
+from headrace.loader.reading import Reading, in_threads, pinned, pins
 from headrace.loader.spans import Batch
-from headrace.loader.threads import in_threads
-from headrace.loader.workers import Workers
+from headrace.loader.workers.pool import Workers
 from headrace.plan import Cursor, Share
-from headrace.plan.framed import LaneState, Serving, beginning, serving, states_from_dict, states_to_dict
+from headrace.plan.framed import (
+    Lanes,
+    LaneState,
+    Serving,
+    beginning,
+    lanes_in,
+    merge_states,
+    serving,
+    states_from_dict,
+    states_to_dict,
+)
 
 if TYPE_CHECKING:
     from headrace.datasets.encoded import UnitReader
     from headrace.loader.balancing import Dealing
+
+
+class Book:
+    """The state of lanes at any unit from the last one delivered on. O(frames read ahead) of memory."""
+
+    def __init__(self, lanes: Lanes, states: Iterable[LaneState]) -> None:
+        self._lanes = lanes
+        self._marks = {state.lane: [state.at(state.first_unit)] for state in states}
+        self._number = 0
+
+    @property
+    def lanes(self) -> list[int]:
+        """Those it knows, rising."""
+        return sorted(self._marks)
+
+    def add(self, marks: Iterable[LaneState]) -> None:
+        """Frames that were begun. The same one may come twice, from a worker that took the place of another."""
+        for mark in marks:
+            known = self._marks.setdefault(mark.lane, [])
+            if not known or known[-1].frame < mark.frame:
+                del known[: max(0, _at(known, self._lanes.next_unit(mark.lane, self._number)))]
+                known.append(mark.at(mark.first_unit))
+
+    def states(self, number: int, lanes: Iterable[int]) -> tuple[LaneState, ...]:
+        """Some lanes after the first ``number`` units of the run.
+
+        Raises:
+            StateError: a lane is not known, or from a later unit on.
+        """
+        return tuple(self._state(lane, self._lanes.next_unit(lane, number)) for lane in lanes)
+
+    def forget(self, number: int) -> None:
+        """What is before the first ``number`` units is needed no more; a lane drops it with its next frame."""
+        self._number = number
+
+    def last_unit(self) -> int:
+        """The highest number of a unit that is known to exist, -1 for none."""
+        lasts = [
+            (marks[-1].first_unit - 1) * self._lanes.num_lanes + lane
+            for lane, marks in self._marks.items()
+            if marks[-1].first_unit
+        ]
+        return max(lasts, default=-1)
+
+    def _state(self, lane: int, unit: int) -> LaneState:
+        marks = self._marks.get(lane, [])
+        at = _at(marks, unit)
+        if at < 0:
+            raise StateError(f"of lane {lane} no state is known at its unit {unit}: load the merged state of all ranks")
+        return marks[at].at(unit)
+
+
+def _at(marks: list[LaneState], unit: int) -> int:
+    """The last mark that begins at a unit or before: of frames without units, the one that makes it."""
+    return bisect_right(marks, unit, key=lambda mark: mark.first_unit) - 1
+
+
+_SHOWN = 3
+
+
+def describe_part(part: Part) -> str:
+    """``units 12 to 15 of step 3``."""
+    if not len(part.numbers):
+        return f"no units of step {part.step:,}"
+    if len(part.numbers) == 1:
+        return f"unit {part.numbers[0]:,} of step {part.step:,}"
+    return f"units {part.numbers[0]:,} to {part.numbers[-1]:,} of step {part.step:,}"
+
+
+def describe_part_sample(run: FramedRun, part: Part, address: int) -> str:
+    """``sample 'K' of SHARD, for units 12 to 15 of step 3``, by its address; of a mix one for each dataset."""
+    found = []
+    sources = run.new_sources()
+    for encoder in sources.encoders:
+        indices = encoder.indices(np.array([address], dtype=np.int64))
+        if indices[0] >= len(encoder.dataset):
+            continue
+        try:
+            [origins] = encoder.dataset.origins(indices)
+        except HeadraceError:  # what is told is another fault
+            continue
+        found += [f"sample {one.key!r} of {one.shard or one.store}" for one in origins[:1]]
+    names = list(dict.fromkeys(found)) or ["a sample"]
+    more = f" or of {len(names) - _SHOWN} other datasets" if len(names) > _SHOWN else ""
+    return f"{' or '.join(names[:_SHOWN])}{more}, for {describe_part(part)}"
+
+
+class Made(NamedTuple):
+    """A micro-batch of a step, of how many units, the position after it, and what failed in it, if anything."""
+
+    batch: Batch
+    num_units: int
+    step: int
+    after: int
+    faults: FaultLog | None = None
+
+
+def up_to_the_end(
+    made: Iterator[Made], last_step: int, known_step: Callable[[], int], agreed: Callable[[int], int]
+) -> Iterator[Made]:
+    """The micro-batches of the steps that there are.
+
+    Args:
+        made: all, without an end, empty where nothing is left.
+        last_step: the step up to which it is known that there are units, -1 for none.
+        known_step: the same of this rank, by now.
+        agreed: the highest that any rank knows.
+    """
+    held: deque[Made] = deque()
+    while held or _read_on(made, held):
+        step = held[0].step
+        if step > last_step:
+            # What is asked for here is handed over next, or not at all; so nothing is read in vain but at the end.
+            while held[-1].step == step and not held[-1].num_units and _read_on(made, held):
+                pass
+            last_step = agreed(max(last_step, known_step()))
+            if step > last_step:
+                return
+        yield held.popleft()
+
+
+def _read_on(made: Iterator[Made], held: deque[Made]) -> bool:
+    one = next(made, None)
+    if one is not None:
+        held.append(one)
+    return one is not None
+
 
 _log = logging.getLogger("headrace")
 
@@ -239,3 +391,44 @@ class FramedFeed:
                 samples[slot] = sample
         batch = batch_of(collator, samples, numbers)
         return pinned(batch) if self._pin else batch
+
+
+def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of a run from those that its ranks saved after the same micro-step, in any order.
+
+    States of a `headrace.Run` are the same on all ranks, and so is the result.
+
+    Raises:
+        StateError: there are none; they are of different runs or positions; a lane is in none of them.
+    """
+    if not states:
+        raise StateError("there are no saved states to merge: give those of all ranks")
+    cursors = [Cursor.from_dict(state) for state in states]
+    first = msgspec.structs.replace(cursors[0], lanes=())
+    for number, cursor in enumerate(cursors):
+        if msgspec.structs.replace(cursor, lanes=()) != first:
+            raise StateError(
+                f"saved state {number} is of step {cursor.step:,} and position {cursor.position:,}, and the first one "
+                f"of step {first.step:,} and position {first.position:,}, or they are of different runs: merge what "
+                "the ranks of one run saved at one moment"
+            )
+    found = [cursor.lanes[0] for cursor in cursors if cursor.lanes]
+    if not found:
+        return first.to_dict()
+    lanes = lanes_in(found[0])
+    merged = merge_states((states_from_dict(one, lanes) for one in found), lanes, number=first.position)
+    return msgspec.structs.replace(first, lanes=(states_to_dict(merged, lanes),)).to_dict()
+
+
+def gathered_state(state: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    """The merged state of all ranks, on every one of them: two all-gathers, of 8 bytes and of the states.
+
+    Raises:
+        StateError: there are other ranks, and no process group; what `merge_state_dicts` raises.
+    """
+    if world_size > 1 and is_alone():
+        raise StateError(
+            f"there are {world_size} ranks and no process group over which to gather their states: save the "
+            "state_dict() of every rank, and merge them with headrace.loader.merge_state_dicts"
+        )
+    return merge_state_dicts([msgspec.json.decode(one) for one in all_gathered_texts(msgspec.json.encode(state))])

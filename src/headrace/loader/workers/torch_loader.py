@@ -27,8 +27,7 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from headrace.loader.workers_side import Sent, Side
-from headrace.loader.workers_table import Table
+from headrace.loader.workers.worker import Sent, Side, Table
 
 _log = logging.getLogger("headrace")
 

@@ -1,11 +1,16 @@
-"""One set of worker processes: torch's ``DataLoader``, from its start to its end.
+"""One set of worker processes, from its start to its end, and what it is doing, in words.
 
 Tasks go to the workers strictly in turn, task n of a stream to worker ``n % num_workers``, and messages come back in
 that order, each with its number and its worker: a message that is lost shows, whatever torch makes of it.
+
+How worker processes start, and those that are left to the system.
+
+What workers are at, in words: for the watchdog, and for the error when one is lost.
 """
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
 import pickle
 import signal
@@ -13,24 +18,133 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing import active_children, util
+from multiprocessing import active_children, get_all_start_methods, get_context, util
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+import torch.distributed as dist
+
 from headrace.errors import ConfigError, WorkerError
-from headrace.loader.workers_globals import Globals
-from headrace.loader.workers_report import DescribeSample, Reporter
-from headrace.loader.workers_side import Sent, Side, Torn
-from headrace.loader.workers_start import context_of, disown, safe_start_method
-from headrace.loader.workers_table import State, Table, TraceFile
-from headrace.loader.workers_torch import Order, data_loader, names_of, pipe_of, shut_down, started_by
-from headrace.loader.workers_watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill, within
+from headrace.loader.workers.torch_loader import Order, data_loader, names_of, pipe_of, shut_down, started_by
+from headrace.loader.workers.user_globals import Globals
+from headrace.loader.workers.watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill, within
+from headrace.loader.workers.worker import Row, Sent, Side, State, Table, Torn, TraceFile
 
 if TYPE_CHECKING:
     from headrace.loader.reading import Reading
+
+DescribeSample = Callable[[Any, int], str]
+"""A task, and the address of one of its samples, in words."""
+
+
+class Reporter:
+    """Says what workers do. It holds nothing that keeps them alive."""
+
+    def __init__(
+        self,
+        table: Table,
+        processes: list[BaseProcess],
+        sent_now: Callable[[], Sequence[Sent]],
+        describe: Callable[[Any], str],
+        describe_sample: DescribeSample | None,
+    ) -> None:
+        self._table = table
+        self._processes = processes
+        self._sent_now = sent_now
+        self._describe = describe
+        self._describe_sample = describe_sample
+
+    def __call__(self, wait: Wait) -> str:
+        """Of a wait of the loader: for which worker, and what each of them does."""
+        waited = f"headrace: waiting {monotonic() - wait.since:.0f} s for worker {wait.worker}"
+        lines = [
+            f"  worker {at} (process {process.pid}): {self.doing(at) if is_alive(process) else self.ended(at)}"
+            for at, process in enumerate(self._processes)
+        ]
+        return "\n".join([waited, *lines])
+
+    def doing(self, worker: int) -> str:
+        """What a worker does, and since when."""
+        row = self._table.row(worker)
+        if row.state is State.STARTING:
+            return "still starting"
+        if row.state is State.WAITING:
+            return f"{row.since_s:.0f} s without work"
+        return f"{row.since_s:.0f} s in read of {self._task(row)}"
+
+    def ended(self, worker: int) -> str:
+        """How a worker has ended, and what it did then."""
+        row = self._table.row(worker)
+        how = how_ended(self._processes[worker])
+        if row.state is State.STARTING:
+            return f"{how} while it started"
+        if row.state is State.WAITING:
+            return f"{how} when it had done its work"
+        return f"{how} in read of {self._task(row)}"
+
+    def _task(self, row: Row) -> str:
+        task = next((one.task for one in list(self._sent_now()) if one.number == row.task), None)
+        if task is None:
+            return "samples that nobody waits for"
+        if row.sample is None or self._describe_sample is None:
+            return self._describe(task)
+        return self._describe_sample(task, row.sample)
+
+
+_HARMLESS: Final = ("QueueFeederThread", THREAD_NAME)
+"""Threads that hold no lock which a forked process would miss."""
+
+_FORKABLE_BACKENDS: Final = {"gloo", "fake"}
+
+
+def disown(processes: list[BaseProcess]) -> None:
+    """Have this process not wait at its end for those that the system does not let go, or somebody has waited for."""
+    for process in processes:
+        if process.is_alive():
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
+
+
+def context_of(method: str) -> BaseContext:
+    """What starts processes by this method."""
+    context = get_context(method)
+    if method == "forkserver":
+        # The server imports torch once, and each worker is a copy of it.
+        context.set_forkserver_preload([__package__])
+    return context
+
+
+def safe_start_method() -> str:
+    """``"fork"`` where this process has nothing that a fork breaks, else a server that forks, or a fresh process.
+
+    A forked worker has all that the program set, and one of a server has only what importing its modules sets. But of
+    the threads of this process a fork keeps one, and no memory of a device:
+
+    - CUDA, once initialised, cannot be used in a fork, and its driver's threads are gone.
+    - Another thread of Python may hold a lock at that moment, which nobody ever gives back in the fork. Those that feed
+      the queues of other worker processes, or look after them, hold none that matters.
+    - Communication by gloo runs in threads of its own, below Python. They hold locks of gloo alone, which a worker that
+      does not communicate never takes. Of NCCL, MPI and UCC that is not so: they register memory with devices.
+    """
+    methods = get_all_start_methods()
+    main = threading.main_thread()
+    others = [one for one in threading.enumerate() if one is not main and one.name not in _HARMLESS]
+    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if "fork" in methods and sys.platform != "darwin" and not has_cuda and not others and _may_fork_with_groups():
+        return "fork"
+    return "forkserver" if "forkserver" in methods else "spawn"
+
+
+def _may_fork_with_groups() -> bool:
+    if not dist.is_available() or not dist.is_initialized():
+        return True
+    # Such as "cpu:gloo,cuda:nccl".
+    return {one.rpartition(":")[2] for one in dist.get_backend_config().split(",")} <= _FORKABLE_BACKENDS
+
 
 _TURN_S: Final = 1.0
 """How soon a worker that is gone is noticed."""

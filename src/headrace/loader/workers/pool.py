@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.errors import StateError, WorkerError
-from headrace.loader.workers_crew import END, Crew, Lost, Stale
-from headrace.loader.workers_report import DescribeSample
-from headrace.loader.workers_side import Failed, Sent
+from headrace.loader.workers.crew import END, Crew, DescribeSample, Lost, Stale
+from headrace.loader.workers.worker import Failed, Sent
 
 if TYPE_CHECKING:
     from headrace.loader.reading import Reading
