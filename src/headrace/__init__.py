@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         WindowDataset,
         export_cache,
         measure,
-        open_cache,
     )
     from headrace.errors import (
         ConfigError,
@@ -130,7 +129,6 @@ _HOMES = {
     "measure": "headrace.datasets",
     "merge": "headrace.copying",
     "open": "headrace.stores",
-    "open_cache": "headrace.datasets",
     "prepare_recipe": "headrace.prepare",
     "split": "headrace.copying",
 }
@@ -198,7 +196,6 @@ __all__ = [
     "measure",
     "merge",
     "open",
-    "open_cache",
     "prepare_recipe",
     "split",
 ]

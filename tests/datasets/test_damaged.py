@@ -17,7 +17,8 @@ import corpora
 import headrace
 from counts import cases
 from energon_prepared import prepared
-from headrace.datasets import GPTDataset, MeasuredFacts, open_cache
+from headrace.datasets import GPTDataset, MeasuredFacts
+from headrace.datasets.gpt_cache_check import CacheReading, check_cache
 from headrace.datasets.metadataset import load_dataset
 from headrace.datasets.run_file import read_run_file
 from headrace.encoders import Fault, read_fault_report
@@ -122,9 +123,9 @@ def megatron(name: str) -> Callable[[Path], Made]:
         (path,) = Path("cache").glob(f"{TRAIN}-*-description.txt")
 
         def use() -> None:
-            dataset = open_cache(path)
-            for number in range(len(dataset)):
-                dataset.read(np.array([number]))
+            verdict = check_cache(path, CacheReading())
+            if not verdict.ok:
+                raise StoreError("; ".join(map(str, verdict.problems)))
 
         return folder / "cache" / path.name.replace("description.txt", name), use
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.datasets import GPTBlend, GPTDataset, export_cache, open_cache
-from headrace.datasets.gpt_cache import CacheReading, cache_at
-from headrace.datasets.gpt_cache_check import CacheVerdict, check_cache, find_descriptions
-from headrace.errors import ConfigError, OutputError, StaleCacheError, StateError, StoreError
+from headrace.datasets import GPTBlend, GPTDataset, export_cache
+from headrace.datasets.gpt_cache_check import CacheReading, CacheVerdict, cache_at, check_cache, find_descriptions
+from headrace.errors import ConfigError, OutputError, StoreError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"
 TOKENIZER = {"class": "Tüte", "tokenizer_path": ["a", "b"], "n": "1"}
@@ -45,13 +44,19 @@ def check(**reading: Any) -> dict[str, CacheVerdict]:
     return {path.name[:8]: check_cache(path, CacheReading(**reading)) for path in find_descriptions(Path("cache"))}
 
 
+def verdict(path: str | Path, **reading: Any) -> CacheVerdict:
+    return check_cache(path, CacheReading(**reading))
+
+
+def refused(path: str | Path, **reading: Any) -> str:
+    """What the check says of a cache that it refuses: its first problem, and the cause."""
+    found = verdict(path, **reading)
+    assert not found.ok
+    return f"{found.problems[0]}; {found.cause}" if found.cause else str(found.problems[0])
+
+
 def dataset(prefix: str = "data/web", **options: Any) -> GPTDataset:
     return GPTDataset(prefix, **{"sequence_length": 16, "num_samples": 25, "split": "60,30,10", **options})
-
-
-def same_samples(one: Any, other: Any) -> bool:
-    samples = np.arange(len(one))
-    return len(one) == len(other) and np.array_equal(one.read(samples)["tokens"], other.read(samples)["tokens"])
 
 
 @pytest.mark.usefixtures("place")
@@ -81,23 +86,6 @@ def test_ours_are_megatrons_to_the_byte() -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_megatrons_are_read() -> None:
-    read = open_cache(description(TRAIN))
-    ours = dataset()
-    assert same_samples(read, ours)
-    assert read.describe() == f"{ours.describe()}, as the cache {TRAIN} has it"
-    assert isinstance(read, GPTDataset)
-    assert np.array_equal(read.sample_index, ours.sample_index)
-    assert read.recipe["cache"].keys() == {"document_index", "shuffle_index"}
-    assert read.fingerprint != ours.fingerprint
-    assert same_samples(pickle.loads(pickle.dumps(read)), ours)
-    masked = open_cache(description(TRAIN), masks=headrace.GPTMasks(create_attention_mask=True))
-    assert "attention_mask" in masked[0]
-    [blend] = [path for path in find_descriptions(Path("cache")) if "Blended" in path.name][:1]
-    assert same_samples(open_cache(blend), open_cache(blend))
-
-
-@pytest.mark.usefixtures("place")
 def test_all_are_right_with_the_options_of_the_run() -> None:
     verdicts = check(**KEEP)
     assert len(verdicts) == 9
@@ -118,14 +106,10 @@ def test_b6_data_replaced_at_the_same_path(place: Path) -> None:
         shutil.copy(f"data/code{suffix}", f"data/web{suffix}")
         later = (place / "cache" / f"{TRAIN}-GPTDataset-train-document_index.npy").stat().st_mtime + 5
         os.utime(f"data/web{suffix}", (later, later))
-    with pytest.raises(StaleCacheError) as caught:
-        open_cache(description(TRAIN))
-    assert str(caught.value) == (
+    assert refused(description(TRAIN)) == (
         f"cache/{TRAIN}-GPTDataset-train-document_index.npy: 14 entries, 4 epochs of 4 sequences are due; it fits no"
-        " other options either: it is not of these data (data/web, written after it), or it is damaged. Remove the"
-        " cache, and it is built anew"
+        " other options either: it is not of these data (data/web, written after it), or it is damaged"
     )
-    assert caught.value.exit_code == 4
     assert not any(verdict.ok for verdict in check(**KEEP).values() if verdict.of == "data/web")
     assert all(verdict.ok for verdict in check(**KEEP).values() if verdict.of == "data/code")
 
@@ -140,8 +124,8 @@ def test_b6_one_sequence_got_longer() -> None:
     for tokens in documents:
         builder.add_document(tokens, [len(tokens)])
     builder.finalize("data/web.idx")
-    with pytest.raises(StaleCacheError, match=r"sample_index.npy: row \d+: entry \d+ at token \d+, entry \d+ at token"):
-        open_cache(description(TRAIN))
+    said = refused(description(TRAIN))
+    assert re.search(r"sample_index.npy: row \d+: entry \d+ at token \d+, entry \d+ at token", said)
 
 
 @pytest.mark.usefixtures("place")
@@ -149,47 +133,23 @@ def test_b6_another_extra_token_has_the_same_name() -> None:
     without = dataset(add_extra_token_to_sequence=False)
     [made] = export_cache(without, tokenizer=TOKENIZER, path_to_cache="other")
     assert Path(made.description).name == description(TRAIN).name
-    with pytest.raises(StaleCacheError, match="it fits add_extra_token_to_sequence=False and drop_last"):
-        open_cache(made.description)
-    assert same_samples(open_cache(made.description, add_extra_token_to_sequence=False), without)
+    assert "it fits add_extra_token_to_sequence=False and drop_last" in refused(made.description)
+    assert verdict(made.description, add_extra_token_to_sequence=False).samples == len(without)
     with pytest.raises(OutputError, match="another cache of this name is there"):
         export_cache(without, tokenizer=TOKENIZER, path_to_cache="cache")
-    assert same_samples(open_cache(description(TRAIN)), dataset())
+    assert verdict(description(TRAIN)).is_own_order
     assert export_cache(without, tokenizer=TOKENIZER, path_to_cache="cache", replace=True)[0].written
 
 
 @pytest.mark.usefixtures("place")
-def test_another_whole_order_is_gone_on_in() -> None:
+def test_another_whole_order_passes_and_is_named() -> None:
     """Shuffles that the seed does not give, as another NumPy or a fork made them."""
     path = Path(f"cache/{TRAIN}-GPTDataset-train-shuffle_index.npy")
     shuffled = np.load(path)
     shuffled[[0, 1]] = shuffled[[1, 0]]
     np.save(path, shuffled)
-    read, ours = open_cache(description(TRAIN)), dataset()
-    assert np.array_equal(read[0]["tokens"], ours[1]["tokens"])
-    assert np.array_equal(read[2]["tokens"], ours[2]["tokens"])
-    assert check_cache(description(TRAIN), CacheReading()).is_own_order is False
-
-
-@pytest.mark.usefixtures("place")
-def test_a_state_belongs_to_the_content_of_the_cache() -> None:
-    def loader() -> headrace.Loader:
-        run = headrace.Run(
-            open_cache(description(TRAIN)), global_batch_size=2, order=headrace.Order(kind="none"), samples=20
-        )
-        return headrace.Loader(run, micro_batch_size=2)
-
-    first = loader()
-    next(iter(first))
-    again = loader()
-    again.load_state_dict(first.state_dict())
-    assert next(iter(again))["tokens"].tolist() == dataset().read(np.arange(2, 4))["tokens"].tolist()
-    path = Path(f"cache/{TRAIN}-GPTDataset-train-shuffle_index.npy")
-    shuffled = np.load(path)
-    shuffled[[0, 1]] = shuffled[[1, 0]]
-    np.save(path, shuffled)
-    with pytest.raises(StateError, match="shuffle_index"):
-        loader().load_state_dict(first.state_dict(), recipe=first.run.recipe)
+    found = verdict(description(TRAIN))
+    assert (found.ok, found.is_own_order, found.samples) == (True, False, len(dataset()))
 
 
 @pytest.mark.usefixtures("place")
@@ -197,13 +157,10 @@ def test_a_state_belongs_to_the_content_of_the_cache() -> None:
 def test_torn_and_missing_files(suffix: str) -> None:
     path = Path(f"cache/{TRAIN}-GPTDataset-train-{suffix}")
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(StoreError, match=f"{suffix}: torn"):
-        open_cache(description(TRAIN))
+    assert f"{suffix}: torn" in refused(description(TRAIN))
     path.unlink()
-    with pytest.raises(StoreError, match=f"{suffix}: missing"):
-        open_cache(description(TRAIN))
-    verdict = check_cache(description(TRAIN), CacheReading())
-    assert (verdict.ok, verdict.problems[0].path) == (False, str(path))
+    assert f"{suffix}: missing" in refused(description(TRAIN))
+    assert verdict(description(TRAIN)).problems[0].path == str(path)
 
 
 @pytest.mark.usefixtures("place")
@@ -214,17 +171,14 @@ def test_blends_that_do_not_fit() -> None:
     chosen = np.load(member.path("dataset_index.npy"))
     chosen[3] = 7
     np.save(member.path("dataset_index.npy"), chosen)
-    with pytest.raises(StaleCacheError, match=r"dataset_index.npy: entry 3: dataset 7, of 2 datasets"):
-        open_cache(weighted)
+    assert "dataset_index.npy: entry 3: dataset 7, of 2 datasets" in refused(weighted)
     # As many samples in another dataset: its own cache is refused first.
     shutil.copy("data/code.bin", "data/web.bin")
     shutil.copy("data/code.idx", "data/web.idx")
-    with pytest.raises(StaleCacheError, match="GPTDataset-train-document_index"):
-        open_cache(once)
+    assert "GPTDataset-train-document_index" in refused(once)
     for path in Path("cache").glob("*-GPTDataset-train-description.txt"):
         path.unlink()
-    with pytest.raises(StoreError, match=r"GPTDataset-train-description.txt: cannot be read: No such file"):
-        open_cache(once)
+    assert "GPTDataset-train-description.txt: cannot be read: No such file" in refused(once)
 
 
 def blends() -> list[Path]:
@@ -240,34 +194,29 @@ def test_a_blend_of_datasets_whose_caches_were_made_anew() -> None:
         shutil.copy(f"data/code{suffix}", f"data/web{suffix}")
     anew = dataset(num_samples=None, split="1,0,0")
     export_cache(anew, tokenizer=TOKENIZER, path_to_cache="cache", one_part=True, replace=True)
-    with pytest.raises(StaleCacheError, match=r"the blend of datasets of \[27, 12\] samples; they have \[12, 12\]"):
-        open_cache(blends()[1])
+    assert "the blend of datasets of [27, 12] samples; they have [12, 12]" in refused(blends()[1])
 
 
 @pytest.mark.usefixtures("place")
-def test_another_whole_blend_is_gone_on_in() -> None:
+def test_another_whole_blend_passes_and_is_named() -> None:
     path = blends()[0]
-    before = open_cache(path)
     arrays = [cache_at(path).path(f"{name}.npy") for name in ("dataset_index", "dataset_sample_index")]
-    turn = next(i for i in range(39) if before.dataset_index[i] != before.dataset_index[i + 1])  # type: ignore[union-attr]
+    chosen = np.load(arrays[0])
+    turn = next(i for i in range(39) if chosen[i] != chosen[i + 1])
     for file in arrays:
         values = np.load(file)
         values[[turn, turn + 1]] = values[[turn + 1, turn]]
         file.unlink()
         np.save(file, values)
-    after = open_cache(path)
-    assert np.array_equal(after[turn]["tokens"], before[turn + 1]["tokens"])
-    assert after.fingerprint != before.fingerprint
-    verdict = check_cache(path, CacheReading())
-    assert (verdict.ok, verdict.is_own_order) == (True, False)
+    found = verdict(path)
+    assert (found.ok, found.is_own_order, found.samples) == (True, False, 40)
 
 
 def test_moved_data(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     path = place / description_name()
-    with pytest.raises(StoreError, match="data/web"):
-        open_cache(path)
-    assert len(open_cache(path, moved={"other/": "x", "data/": f"{place}/data/"})) == 33
+    assert "data/web" in refused(path)
+    assert verdict(path, moved={"other/": "x", "data/": f"{place}/data/"}).samples == 33
 
 
 def description_name() -> str:
@@ -279,11 +228,11 @@ def test_beside_the_data() -> None:
     [made] = export_cache(dataset(), tokenizer=TOKENIZER)
     assert made.description == f"data/web/cache/GPTDataset_indices/{TRAIN}-GPTDataset-train-description.txt"
     assert find_descriptions(Path("data/web")) == [Path(made.description)]
-    assert len(open_cache(made.description)) == 33
+    assert verdict(made.description).samples == 33
     blend = GPTBlend([dataset(), dataset("data/code", split="1")], weights=[1, 1], size=20)
     assert [each.of for each in export_cache(blend, tokenizer=TOKENIZER)] == ["data/web", "data/code"]
     old = export_cache(dataset(), tokenizer=None, era="core_v0.4", class_name="Mine", path_to_cache="old")[0]
-    assert len(open_cache(old.description)) == 33
+    assert verdict(old.description).samples == 33
     with pytest.raises(StoreError, match="nothing: no caches; these are"):
         find_descriptions(Path("nothing"))
 

@@ -109,7 +109,6 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "load_manifest": stores.load_manifest,
     "GPTDataset": gpt,
     "GPTBlend.of": lambda path: headrace.GPTBlend.of(path, num_samples=None, build=lambda prefix, _: gpt(prefix)),
-    "open_cache": headrace.open_cache,
     "export_cache": lambda path: headrace.export_cache(None, tokenizer={}, path_to_cache=path),  # type: ignore[arg-type]
     "MediaDataset.open": MediaDataset.open,
     "MeasuredFacts.open": headrace.MeasuredFacts.open,

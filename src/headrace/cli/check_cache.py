@@ -46,8 +46,7 @@ def command(
     """
     import msgspec
 
-    from headrace.datasets.gpt_cache import CacheReading
-    from headrace.datasets.gpt_cache_check import check_cache, find_descriptions
+    from headrace.datasets.gpt_cache_check import CacheReading, check_cache, find_descriptions
 
     reading = CacheReading(not no_extra_token, not keep_partial_validation, dict(_pair(each) for each in moved))
     descriptions = find_descriptions(Path(path))

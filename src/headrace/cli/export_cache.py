@@ -139,7 +139,7 @@ def cache_options(named: dict[str, Any], data_of: str | None) -> dict[str, Any]:
 
 def _like(path: str) -> dict[str, Any]:
     """The options in a description."""
-    from headrace.datasets.gpt_cache import cache_at
+    from headrace.datasets.gpt_cache_check import cache_at
     from headrace.plan.megatron.caches import gpt_facts
 
     description = cache_at(Path(path)).description

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from headrace.datasets.filled import FilledDataset
     from headrace.datasets.gpt import GPTDataset
     from headrace.datasets.gpt_blend import GPTBlend
-    from headrace.datasets.gpt_cache import open_cache
     from headrace.datasets.gpt_cache_export import ExportedCache, export_cache
     from headrace.datasets.gpt_fim import GPTFIMDataset
     from headrace.datasets.gpt_masks import GPTMasks
@@ -120,7 +119,6 @@ _HOMES = {
     "export_cache": "headrace.datasets.gpt_cache_export",
     "load_dataset": "headrace.datasets.factory",
     "measure": "headrace.datasets.measuring",
-    "open_cache": "headrace.datasets.gpt_cache",
 }
 
 __all__ = [
@@ -180,7 +178,6 @@ __all__ = [
     "export_cache",
     "load_dataset",
     "measure",
-    "open_cache",
 ]
 
 if not TYPE_CHECKING:

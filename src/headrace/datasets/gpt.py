@@ -16,7 +16,7 @@ from headrace.datasets.loss_masks import shown_mask, warn_unused_mask
 from headrace.datasets.trace_origins import Origins, pieces
 from headrace.errors import ConfigError, StoreError
 from headrace.plan import IntArray, KeyArray
-from headrace.plan.megatron import AlephAlphaOrder, GPTOrder, GPTSampling, SamplePieces, order_samples, split_ranges
+from headrace.plan.megatron import GPTOrder, GPTSampling, SamplePieces, order_samples, split_ranges
 from headrace.stores import IndexedStore, Store
 from headrace.stores import open_tokens as open_store
 
@@ -89,10 +89,9 @@ class GPTDataset(Dataset):
         warn_unused_mask(self.store, type(self).__name__)
         self.masks = masks or GPTMasks()
         self.split, self.split_part = split, split_part
-        era: Literal["core", "legacy"] = "core" if dialect == "core" else "legacy"
-        part = split_ranges(split, self.store.num_documents, era=era)[SPLIT_PARTS.index(split_part)]
-        if part is None:
-            raise ConfigError(f"the split {split!r} gives nothing to {split_part!r}")
+        sizes, first_sequence = sizes_of_part(
+            self.store, split, split_part, era="core" if dialect == "core" else "legacy"
+        )
         self.sampling = GPTSampling(
             sequence_length=sequence_length,
             num_samples=num_samples,
@@ -104,20 +103,16 @@ class GPTDataset(Dataset):
             # Only validation parts keep their rest, so that the same options do for every part.
             float32_ceil=float32_ceil and split_part == "valid",
         )
-        sizes = _sizes(self.store)[part[0] : part[1]]
-        self.order = self._ordered(sizes, part[0])
+        self.order = order_samples(sizes, self.sampling, first_sequence=first_sequence)
         if not self.order.num_samples:
+            end = first_sequence + len(sizes)
             raise ConfigError(
-                f"{self.store.path}: {split_part!r} of {split!r} is sequences {part[0]:,} to {part[1]:,} with "
+                f"{self.store.path}: {split_part!r} of {split!r} is sequences {first_sequence:,} to {end:,} with "
                 f"{int(sizes.sum(dtype=np.int64)):,} tokens: not one sample of {sequence_length:,} tokens"
             )
 
     def __len__(self) -> int:
         return self.order.num_samples
-
-    def _ordered(self, sizes: NDArray[Any], first_sequence: int) -> GPTOrder | AlephAlphaOrder:
-        """The order over the sequences of the part; `open_cache` has another way to it."""
-        return order_samples(sizes, self.sampling, first_sequence=first_sequence)
 
     @property
     def sequence_length(self) -> int:
@@ -260,6 +255,21 @@ class GPTDataset(Dataset):
             f"samples of {self.sequence_length:,} tokens from {epochs:,} {'epoch' if epochs == 1 else 'epochs'}"
             f"{shown_mask(self.store, None)}"
         )
+
+
+def sizes_of_part(
+    store: Store, split: str, split_part: str, *, era: Literal["core", "legacy"]
+) -> tuple[NDArray[np.int32] | IntArray, int]:
+    """The sequences of one part of a split: (sequences,) the tokens of each, and the number of the first.
+
+    Raises:
+        ConfigError: the split gives nothing to this part.
+        StoreError: a sequence is longer than its whole file.
+    """
+    part = split_ranges(split, store.num_documents, era=era)[SPLIT_PARTS.index(split_part)]
+    if part is None:
+        raise ConfigError(f"the split {split!r} gives nothing to {split_part!r}")
+    return _sizes(store)[part[0] : part[1]], part[0]
 
 
 def _most_tokens(store: Store) -> int | None:

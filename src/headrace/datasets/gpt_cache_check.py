@@ -1,17 +1,85 @@
-"""Looks through a folder of Megatron's index caches, and says of each whether it belongs to the data there are."""
+"""Whether Megatron's index caches belong to the data there are: every entry is compared with the sizes.
+
+    folder/<md5>-GPTDataset-train-description.txt --> CacheFiles --> check_cache --> CacheVerdict
+                                 -document_index.npy, ...    mapped     |
+    data/web.bin, .idx  <- dataset_path                               every entry checked against the sizes
+
+The names say nothing of the data: Megatron takes the indices of data that were replaced under their path. The check
+names the file and the row that differ.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from headrace.datasets.gpt_cache import CachedGPTBlend, CachedGPTDataset, CacheReading, cache_at
-from headrace.errors import HeadraceError, StaleCacheError, StoreError
-from headrace.plan.megatron import build_blending_indices, build_exhaustive_blending_indices
-from headrace.plan.megatron.caches import DESCRIPTION
-from headrace.stores import Problem
+from headrace.datasets.gpt import ONE_PART_SPLITS, sizes_of_part
+from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.plan.megatron import (
+    GPTOrder,
+    GPTSampling,
+    build_blending_indices,
+    build_exhaustive_blending_indices,
+)
+from headrace.plan.megatron.caches import (
+    BLEND_SUFFIXES,
+    DESCRIPTION,
+    GPT_SUFFIXES,
+    CacheDescription,
+    CachedIndices,
+    IndexFault,
+    blend_facts,
+    built_otherwise,
+    check_blend_indices,
+    check_indices,
+    fitting_sampling,
+    gpt_facts,
+    parse_description,
+)
+from headrace.stores import Problem, Store
+from headrace.stores import open_tokens as open_store
+from headrace.stores.index_cache import map_array, read_text
+
+_CHUNK = 1 << 20
+
+
+class CacheFiles(NamedTuple):
+    """A cache on disk: its folder, and what it is of."""
+
+    folder: Path
+    description: CacheDescription
+
+    def path(self, suffix: str) -> Path:
+        """One of its files."""
+        return self.folder / self.description.file_name(suffix)
+
+    def arrays(self, suffixes: Sequence[str]) -> list[NDArray[Any]]:
+        """Its arrays, mapped; StoreError if one is missing or torn."""
+        return [map_array(self.path(suffix)) for suffix in suffixes]
+
+
+class CacheReading(NamedTuple):
+    """What no description says: options of the run that built a cache, and where its data are now.
+
+    ``moved`` holds beginnings of paths in descriptions, and what they are now.
+    """
+
+    add_extra_token_to_sequence: bool = True
+    drop_last_partial_validation_sequence: bool = True
+    moved: Mapping[str, str] | None = None
+
+    def place(self, dataset_path: str) -> str:
+        """Where the data of this path are now."""
+        for old, new in (self.moved or {}).items():
+            if dataset_path.startswith(old):
+                return new + dataset_path.removeprefix(old)
+        return dataset_path
 
 
 class CacheVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +99,21 @@ class CacheVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     samples: int
     is_own_order: bool
-    """Whether the order is the one that seed, options and weights give; another whole one is usable too."""
+    """Whether the order is the one that seed, options and weights give; Megatron reads another whole one, too."""
+
+
+class _Finding(NamedTuple):
+    """What the arrays of a cache are, compared with the data."""
+
+    samples: int = 0
+    is_own_order: bool = False
+    problems: tuple[Problem, ...] = ()
+    cause: str = ""
+
+
+def cache_at(path: Path) -> CacheFiles:
+    """The cache whose description lies at a path; StoreError if it is none."""
+    return CacheFiles(path.parent, parse_description(read_text(path), str(path)))
 
 
 def find_descriptions(path: Path) -> list[Path]:
@@ -51,35 +133,98 @@ def find_descriptions(path: Path) -> list[Path]:
     return found
 
 
-def check_cache(path: Path, reading: CacheReading) -> CacheVerdict:
-    """Check every entry of one cache, by its description, and whether the order is the one that its options give."""
-    of, part, cause, samples, own = "", "", "", 0, False
-    problems: tuple[Problem, ...] = ()
+def check_cache(path: str | os.PathLike[str], reading: CacheReading) -> CacheVerdict:
+    """Check every entry of one cache, by its description, and whether the order is the one that its options give.
+
+    About 40 ns an entry, and a shuffle of the samples. What is wrong, missing files and data too, is in the verdict.
+    """
+    path = Path(path)
+    of, part, finding = "", "", _Finding()
     try:
         cache = cache_at(path)
         identifiers, part = cache.description.identifiers, cache.description.part
         if cache.description.is_blend:
             of = f"a blend of {len(identifiers.get('datasets', ())):,} datasets"
-            blend = CachedGPTBlend(cache, reading)
-            samples, own = len(blend), _is_greedy(blend)
+            finding = _check_blend(cache, reading)
         else:
             of = str(identifiers.get("dataset_path", identifiers.get("path_prefix", "")))
-            dataset = CachedGPTDataset(cache, reading)
-            samples, own = len(dataset), dataset.is_of_its_seed()
-    except StaleCacheError as error:
-        problems = tuple(problem for problem in error.problems if isinstance(problem, Problem))
-        cause = error.cause
+            finding = _check_dataset(cache, reading)
     except HeadraceError as error:
-        problems = (_as_problem(error, path),)
+        finding = _Finding(problems=(_as_problem(error, path),))
     return CacheVerdict(
         path=str(path),
         of=of,
         part=part,
-        ok=not problems,
-        problems=problems,
-        cause=cause,
-        samples=samples,
-        is_own_order=own,
+        ok=not finding.problems,
+        problems=finding.problems,
+        cause=finding.cause,
+        samples=finding.samples,
+        is_own_order=finding.is_own_order,
+    )
+
+
+def _check_dataset(cache: CacheFiles, reading: CacheReading) -> _Finding:
+    facts = gpt_facts(cache.description, str(cache.path(DESCRIPTION)))
+    found = CachedIndices(*cache.arrays(GPT_SUFFIXES))
+    sampling = GPTSampling(
+        sequence_length=facts.sequence_length,
+        num_samples=facts.num_samples,
+        seed=facts.random_seed,
+        add_extra_token=reading.add_extra_token_to_sequence,
+        drop_last_partial=reading.drop_last_partial_validation_sequence or facts.index_split != "valid",
+    )
+    with open_store(reading.place(facts.dataset_path), documents="sequences") as store:
+        split = facts.split or ONE_PART_SPLITS[facts.index_split]
+        sizes, first = sizes_of_part(store, split, facts.index_split, era="core")
+        sampling = fitting_sampling(found, sizes, sampling)
+        if faults := list(check_indices(found, sizes, sampling, first_sequence=first)):
+            other = built_otherwise(found, sizes, sampling, first_sequence=first)
+            return _Finding(problems=_problems(cache, faults), cause=_likely_cause(cache, store, other))
+    own = GPTOrder(sizes, sampling, first_sequence=first)
+    if not own.num_samples:
+        raise ConfigError(f"{store.path}: {facts.index_split!r} of {split!r} has not one sample")
+    return _Finding(own.num_samples, _is_same_order(found, own))
+
+
+def _is_same_order(found: CachedIndices, own: GPTOrder) -> bool:
+    chunks = zip(own.document_index_chunks(_CHUNK), range(0, own.num_entries, _CHUNK), strict=True)
+    documents = all(np.array_equal(chunk, found.document_index[at : at + _CHUNK]) for chunk, at in chunks)
+    return documents and np.array_equal(own.shuffle_index, found.shuffle_index)
+
+
+def _check_blend(cache: CacheFiles, reading: CacheReading) -> _Finding:
+    """Checks the caches of its datasets too, which lie beside its own: those come first."""
+    facts = blend_facts(cache.description, str(cache.path(DESCRIPTION)))
+    era = cache.description.era
+    lengths = []
+    for identifiers in facts.datasets:
+        member = CacheFiles(cache.folder, CacheDescription(identifiers=identifiers, era=era))
+        finding = _check_dataset(cache_at(member.path(DESCRIPTION)), reading)
+        if finding.problems:
+            return finding
+        lengths.append(finding.samples)
+    dataset_index, dataset_sample_index = cache.arrays(BLEND_SUFFIXES)
+    if facts.size is None and facts.weights != lengths:
+        reason = f"the blend of datasets of {facts.weights} samples; they have {lengths}"
+        problems = _problems(cache, [IndexFault("dataset_index", "", reason)])
+        return _Finding(problems=problems, cause="their data or options have changed")
+    size = sum(lengths) if facts.size is None else facts.size
+    if faults := list(check_blend_indices(dataset_index, dataset_sample_index, size=size, lengths=lengths)):
+        cause = "it was made of other datasets, or it is damaged"
+        return _Finding(problems=_problems(cache, faults), cause=cause)
+    if not size:
+        raise ConfigError(f"{cache.path(DESCRIPTION)}: a blend of no samples")
+    if facts.size is None:
+        due, _ = build_exhaustive_blending_indices(lengths)
+    else:
+        due, _ = build_blending_indices([float(weight) for weight in facts.weights], size)
+    return _Finding(size, np.array_equal(due, dataset_index))
+
+
+def _problems(cache: CacheFiles, faults: Sequence[IndexFault]) -> tuple[Problem, ...]:
+    return tuple(
+        Problem(path=str(cache.path(f"{fault.array}.npy")), place=fault.place, message=fault.message)
+        for fault in faults
     )
 
 
@@ -91,9 +236,14 @@ def _as_problem(error: HeadraceError, path: Path) -> Problem:
     return Problem(path=str(path), place="", message=str(error))
 
 
-def _is_greedy(blend: CachedGPTBlend) -> bool:
-    if blend.weights is None:
-        due, _ = build_exhaustive_blending_indices([len(dataset) for dataset in blend.datasets])
-    else:
-        due, _ = build_blending_indices(blend.weights, len(blend))
-    return np.array_equal(due, blend.dataset_index)
+def _likely_cause(cache: CacheFiles, store: Store, other: GPTSampling | None) -> str:
+    """What a cache that does not fit looks like; ``other`` are the options with which it would."""
+    if other is not None:
+        return (
+            f"it fits add_extra_token_to_sequence={other.add_extra_token} and drop_last_partial_validation_sequence="
+            f"{other.drop_last_partial}, which its name does not tell"
+        )
+    changed_s = max(file.stat().st_mtime for file in store.files)
+    newer = changed_s > cache.path(GPT_SUFFIXES[0]).stat().st_mtime
+    when = f"{store.path}, written after it" if newer else store.path
+    return f"it fits no other options either: it is not of these data ({when}), or it is damaged"

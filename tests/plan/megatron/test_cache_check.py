@@ -22,6 +22,7 @@ from headrace.plan.megatron.caches import (
     check_indices,
     fitting_sampling,
 )
+from headrace.plan.megatron.stream import SequenceStream
 
 SIZES = np.array([20, 50, 60, 30, 100, 5])
 SAMPLING = GPTSampling(sequence_length=30, num_samples=12, seed=1234)
@@ -35,6 +36,14 @@ def indices(sizes: Any = SIZES, sampling: GPTSampling = SAMPLING, first: int = 0
 
 def faults(found: CachedIndices, sizes: Any = SIZES, sampling: GPTSampling = SAMPLING, **how: int) -> list[IndexFault]:
     return list(check_indices(found, np.asarray(sizes), sampling, **how))
+
+
+def order_of(found: CachedIndices, sizes: list[int], sampling: GPTSampling, first: int = 0) -> GPTOrder:
+    """The order that indices give, whoever shuffled them."""
+    order = GPTOrder(np.array(sizes), sampling, first_sequence=first)
+    order._stream = SequenceStream(found.document_index - first, np.array(sizes))
+    order._shuffled = found.shuffle_index
+    return order
 
 
 @st.composite
@@ -61,9 +70,7 @@ def test_orders_pass(given_: tuple[list[int], GPTSampling], first: int, chunk: i
         assert fitting_sampling(found, np.array(sizes), sampling) == sampling
     # The same order again, from the indices alone.
     order = GPTOrder(np.array(sizes), sampling, first_sequence=first)
-    again = GPTOrder(
-        np.array(sizes), sampling, first_sequence=first, indices=(found.document_index, found.shuffle_index)
-    )
+    again = order_of(found, sizes, sampling, first)
     samples = np.arange(order.num_samples)
     for one, other in zip(order.locate(samples), again.locate(samples), strict=True):
         assert np.array_equal(one, other)
@@ -101,7 +108,7 @@ def test_any_change_of_the_sizes_is_found_or_changes_no_sample(
     other[place] = data.draw(st.integers(0, 30))
     if not any(other) or faults(found, other, sampling):
         return
-    order = GPTOrder(np.array(other), sampling, indices=(found.document_index, found.shuffle_index))
+    order = order_of(found, other, sampling)
     assert np.array_equal(order.sample_index, found.sample_index)
     assert order.num_samples == len(found.shuffle_index)
 

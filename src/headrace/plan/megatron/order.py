@@ -182,8 +182,6 @@ class GPTOrder:
         sizes: (sequences,) of integers, the tokens of each sequence of the split; kept as it is, not copied.
         sampling: what decides the order; any dialect but ``aleph_alpha`` (`order_samples` takes all).
         first_sequence: the number that the first of them has in its store.
-        indices: Megatron's document and shuffle index, stored once by it or by us, instead of shuffling; kept as they
-            are, views of mapped files too. Whether they belong to these data is the caller's to check.
 
     Attributes:
         epochs: how many epochs there are, how many samples, and for which numbers of samples the order is the same.
@@ -201,7 +199,6 @@ class GPTOrder:
         sampling: GPTSampling,
         *,
         first_sequence: int = 0,
-        indices: tuple[NDArray[np.int32], Shuffled] | None = None,
     ) -> None:
         if sampling.dialect == "aleph_alpha":
             raise ConfigError("the dialect 'aleph_alpha' has an order of its own: AlephAlphaOrder, or order_samples")
@@ -212,15 +209,11 @@ class GPTOrder:
         self._first_sequence = first_sequence
         self.tokens_per_epoch = int(sizes.sum(dtype=np.int64))
         self.epochs: Epochs = count_epochs(self.tokens_per_epoch, sampling)
-        if indices is None:
-            rng = np.random.RandomState(sampling.seed)
-            separate = self.epochs.separate_last_epoch
-            documents = document_index(range(len(sizes)), self.epochs.num_epochs, rng, separate)
-            num_samples = self.epochs.num_samples
-            self._shuffled = shuffle_index(self.epochs.num_before_last if separate else num_samples, num_samples, rng)
-        else:
-            documents, self._shuffled = indices
-            documents = documents - first_sequence if first_sequence else documents
+        rng = np.random.RandomState(sampling.seed)
+        separate = self.epochs.separate_last_epoch
+        documents = document_index(range(len(sizes)), self.epochs.num_epochs, rng, separate)
+        num_samples = self.epochs.num_samples
+        self._shuffled = shuffle_index(self.epochs.num_before_last if separate else num_samples, num_samples, rng)
         self._stream = SequenceStream(documents, sizes)
 
     def __len__(self) -> int:
