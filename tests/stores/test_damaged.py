@@ -91,12 +91,6 @@ def jsonl(folder: Path) -> Made:
     return path, tokens_of(path)
 
 
-def nested_json(folder: Path) -> Made:
-    path = folder / "s.json"
-    path.write_text('{"tokens": [[1, 2, 3], [4], []], "mask": [[1, 0, 1], [1], []]}')
-    return path, tokens_of(path)
-
-
 def manifest(folder: Path) -> Made:
     made.one_key(folder / "s")
     return folder / "s" / "headrace.json", lambda: load_manifest(folder / "s")
@@ -196,7 +190,6 @@ READERS: Final[dict[str, Callable[[Path], Made]]] = {
     ".idx of Aleph Alpha": golden("indexed_dialects/aleph-alpha", "aleph-alpha.idx", "aleph-alpha"),
     "meta.json": keyed,
     ".jsonl of tokens": jsonl,
-    ".json of tokens": nested_json,
     "manifest": manifest,
     "spans": provenance(SPANS_NAME),
     "skipped": provenance(SKIPPED_NAME),

@@ -1,4 +1,4 @@
-"""The store contract over JSON lines and objects, and what only they have: bad lines, kinds of numbers, an index."""
+"""The store contract over JSON lines, and what only they have: bad lines, kinds of numbers, an index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import headrace.stores as stores
 from counts import cases
 from headrace.errors import ConfigError, StoreError
-from headrace.stores import JsonlStore, JsonStore, ShardedStore, Store, jsonl_index
+from headrace.stores import JsonlStore, ShardedStore, Store, jsonl_index
 from headrace.testing.stores import StoreContract
 from headrace.testing.strategies import Documents
 
@@ -28,14 +28,11 @@ def lines(path: Path, *records: Any) -> Path:
 
 class TestMapped(StoreContract):
     test_check_finds_every_flipped_bit = None  # a digit that became another digit is a good file of other tokens
+    test_no_documents = None  # a file without a record names no keys, and is refused: see test_no_record
 
     dtype = "int64"
 
     def write(self, folder: Path, documents: Documents) -> Path:
-        if not documents:
-            # A file without a record names no keys; one of lists of lists does.
-            (folder / "x.json").write_text('{"tokens": []}')
-            return folder / "x.json"
         return lines(folder / "x.jsonl", *({"tokens": document.tolist()} for document in documents))
 
     def open(self, path: Path) -> Store:
@@ -47,14 +44,6 @@ class TestRead(TestMapped):
         return stores.open(path, reader="pread")
 
 
-class TestObject(TestMapped):
-    """AstrAI's first store."""
-
-    def write(self, folder: Path, documents: Documents) -> Path:
-        (folder / "x.json").write_text(json.dumps({"tokens": [document.tolist() for document in documents]}))
-        return folder / "x.json"
-
-
 class TestSharded(TestMapped):
     """Every four documents a file."""
 
@@ -62,9 +51,7 @@ class TestSharded(TestMapped):
         (folder / "d").mkdir()
         for number, at in enumerate(range(0, max(1, len(documents)), 4), start=9):
             super().write(folder / "d", documents[at : at + 4])
-            for suffix in (".json", ".jsonl"):
-                if (folder / "d" / f"x{suffix}").exists():
-                    (folder / "d" / f"x{suffix}").rename(folder / "d" / f"x{number}{suffix}")
+            (folder / "d" / "x.jsonl").rename(folder / "d" / f"x{number}.jsonl")
         return folder / "d"
 
 
@@ -159,34 +146,14 @@ def test_no_record(tmp_path: Path, content: bytes) -> None:
         stores.open(tmp_path)
 
 
-def test_an_object_of_lists(tmp_path: Path) -> None:
-    content = {"sequence": [[1, 2], [], [3]], "rewards": [[0.5], [1], []]}
-    for name in ("x.json", "x.jsonl"):
-        (tmp_path / name).write_text(json.dumps(content, indent=1 if name == "x.json" else None))
-        store = stores.open(tmp_path / name)
-        assert isinstance(store, JsonStore)
-        assert store.keys == ("sequence", "rewards")
-        assert [store.document(at).tolist() for at in range(3)] == content["sequence"]
-        assert store.document(1, "rewards").tolist() == [1.0]
-        assert store.fetch(1, 3).tolist() == [2, 3]
-    (tmp_path / "y.json").write_text('{"a": [1, 2],\n "b": [3]}')
-    assert stores.open(tmp_path / "y.json").document(0, "b").tolist() == [3]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"a": ["text"]}', "no store of tokens, which is a JSON object with a list of lists of numbers"),
-        ('{"a": [[1], 2]}', "no store of tokens"),
-        ('{"a": [[1], [true]]}', "document 1: key 'a' holds both true or false and numbers"),
-        ("{}", "names no key"),
-        ('{"a": [[1]', "no store of tokens.*truncated"),
-    ],
-)
-def test_an_object_that_is_none(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "x.json").write_text(content)
-    with pytest.raises(StoreError, match=rf"x\.json: {message}"):
-        stores.open(tmp_path / "x.json")
+@pytest.mark.parametrize("name", ["x.json", "x.jsonl"])
+def test_an_object_of_lists_is_refused_with_what_converts_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(json.dumps({"sequence": [[1, 2], [], [3]], "rewards": [[0.5], [1], []]}))
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(
+            StoreError, match=rf"{name}: one JSON object, .* `headrace convert .*{name} FOLDER --format"
+        ):
+            stores.open(path)
 
 
 def test_folders(tmp_path: Path) -> None:
@@ -196,9 +163,6 @@ def test_folders(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     lines(tmp_path / "below" / "y.jsonl", {"tokens": [7]})
     assert stores.open(tmp_path).fetch(0, 2).tolist() == [9, 10]
-    (tmp_path / "objects").mkdir()
-    (tmp_path / "objects" / "a.json").write_text('{"tokens": [[5]]}')
-    assert stores.open(tmp_path / "objects").fetch(0, 1).tolist() == [5]
 
 
 def test_check(tmp_path: Path) -> None:
@@ -211,13 +175,6 @@ def test_check(tmp_path: Path) -> None:
     assert [problem.message for problem in store.check()] == ["was changed since it was indexed; open it again"]
     path.write_text('{"tokens": [1, 3]}\n{"tokens": [900}\n')
     assert [problem.message[:25] for problem in store.check()] == ["line 2: no record of toke"]
-    place = tmp_path / "y.json"
-    place.write_text('{"tokens": [[1]]}')
-    store = stores.open(place)
-    place.write_text('{"tokens": [[2]]}')
-    assert [problem.message for problem in store.check()] == ["was changed since it was opened; open it again"]
-    place.unlink()
-    assert len(list(store.check())) == 1
 
 
 class TestIndex:
@@ -289,15 +246,10 @@ numbers = st.one_of(
     records=st.lists(
         st.fixed_dictionaries({"a": numbers, "b\u00e9 \n": st.lists(st.booleans(), max_size=3)}), min_size=1, max_size=8
     ),
-    nested=st.booleans(),
 )
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]], nested: bool) -> None:
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]) -> None:
     folder = tmp_path_factory.mktemp("j")
-    if nested:
-        path = folder / "x.json"
-        path.write_text(json.dumps({key: [record[key] for record in records] for key in records[0]}))
-    else:
-        path = lines(folder / "x.jsonl", *records)
+    path = lines(folder / "x.jsonl", *records)
     for key, store in stores.open_keys(path).items():
         assert len(store) == len(records)
         dtype = store.dtypes[key]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.copying.hashing import HashingReader
+from headrace.copying.json_object import JsonObjectStore, is_json_object
 from headrace.copying.options import CopyOptions, SortBy
 from headrace.copying.rows import Rows, lengths_of, read_rows, shards_of
 from headrace.errors import StoreError
@@ -38,7 +39,7 @@ class Source:
     """One store with all its keys, for one pass from its begin to its end.
 
     Args:
-        path: as for `headrace.open`.
+        path: as for `headrace.open`; or a file of one JSON object, as AstrAI first wrote stores.
         options: how pairs are understood.
 
     Raises:
@@ -54,9 +55,12 @@ class Source:
         # A dialect speaks of pairs; keyed stores may be among the sources, too.
         understood = CopyOptions() if _is_keyed(Path(path), self.manifest) else options
         self.documents, self.dialect = understood.documents, understood.dialect or ""
-        self.keys: dict[str, Store] = open_keys(
-            path, reader=self._reader, dialect=understood.dialect, documents=understood.documents
-        )
+        self.keys: dict[str, Store]
+        if is_json_object(path, self._reader):
+            whole = JsonObjectStore(path, using=self._reader)
+            self.keys = {key: whole.with_main(key) for key in whole.keys}
+        else:
+            self.keys = open_keys(path, reader=self._reader, dialect=understood.dialect, documents=understood.documents)
         counts = {key: store.num_documents for key, store in self.keys.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{key!r} has {count:,}" for key, count in counts.items())

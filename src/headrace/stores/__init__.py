@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
     from headrace.stores.indexed_layout import optimal_dtype
     from headrace.stores.indexed_writer import IndexedWriter
-    from headrace.stores.json_object import JsonStore
     from headrace.stores.jsonl import JsonlStore
     from headrace.stores.jsonl_writer import JsonlWriter
     from headrace.stores.kept_arrays import check_arrays, find_arrays, find_cache, keep_arrays, kept_name
@@ -88,7 +87,6 @@ _HOMES = {
     "InputFile": "headrace.stores.manifest",
     "InputOrder": "headrace.stores.manifest",
     "JoinedStore": "headrace.stores.energon",
-    "JsonStore": "headrace.stores.json_object",
     "JsonlSamplesStore": "headrace.stores.energon",
     "JsonlStore": "headrace.stores.jsonl",
     "JsonlWriter": "headrace.stores.jsonl_writer",
@@ -157,7 +155,6 @@ __all__ = [
     "InputFile",
     "InputOrder",
     "JoinedStore",
-    "JsonStore",
     "JsonlSamplesStore",
     "JsonlStore",
     "JsonlWriter",

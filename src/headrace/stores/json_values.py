@@ -59,3 +59,8 @@ class Kinds:
 def as_array(values: list[Any], dtype: np.dtype[Any]) -> TokenArray:
     """The list as a read-only array."""
     return read_only(np.array(values, dtype))
+
+
+def json_can_be(has: np.dtype[Any], count: int, dtype: np.dtype[Any]) -> bool:
+    """Whether ``count`` JSON numbers may as well be of another dtype: integers of float64, and none at all of any."""
+    return has == dtype or not count or (has == np.int64 and dtype == np.float64)

@@ -16,8 +16,7 @@ from headrace.errors import StoreError
 from headrace.io import Reader, check_local, reader
 from headrace.stores.arguments import read_only
 from headrace.stores.cutting import cut_at
-from headrace.stores.json_object import JsonStore, can_be, reopened_by
-from headrace.stores.json_values import as_array, decode_record
+from headrace.stores.json_values import as_array, decode_record, json_can_be
 from headrace.stores.jsonl_index import line_index, make_index
 from headrace.stores.keyed_layout import key_dtype
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
@@ -83,7 +82,7 @@ class JsonlStore(SegmentedStore):
 
     def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
         """float64, where integers were seen, and anything where all lists are empty."""
-        return can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
+        return json_can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
 
     def with_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Self:
         """The same store with other dtypes of some keys, each of which it can be."""
@@ -128,7 +127,8 @@ class JsonlStore(SegmentedStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A file of the same fingerprint is the one that the manifest lists, and so is not compared with it again.
-        return *reopened_by(self), {"_vouched": self._vouched}
+        how = self._keys[0], self._reader, self._assumed
+        return _reopen, (self.path, self.file, *how, self.fingerprint), {"_vouched": self._vouched}
 
     def _check_key(self, key: str, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
         info, is_main = None if vouched is None else vouched.keys.get(key), key == self._keys[0]
@@ -191,19 +191,32 @@ class JsonlStore(SegmentedStore):
         raise StoreError(f"{self.file}: document {number}, byte {begin}: {problem}; {of}")
 
 
-def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> SegmentedStore:
-    """The store of a ``.json`` or ``.jsonl`` file: one object of lists of lists, or a record a line.
+def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> JsonlStore:
+    """The store of a ``.jsonl`` file.
 
     Raises:
-        StoreError: neither; says what was expected.
+        StoreError: it is no such file; one object of lists of lists is refused with the command that converts it.
         ConfigError: there is no such key.
     """
     check_local(path)
     name = os.fspath(path)
     using = reader(using)
     if name.endswith(".json") or is_object(name, using):
-        return JsonStore(name, key=key, using=using)
+        raise StoreError(
+            f"{name}: one JSON object, which cannot be read record by record; `headrace convert {name} FOLDER --format"
+            " keyed` makes a store of the lists in it"
+        )
     return JsonlStore(name, key=key, using=using)
+
+
+def _reopen(
+    path: str, file: str, key: str, using: Reader, assumed: dict[str, np.dtype[Any]], fingerprint: str
+) -> JsonlStore:
+    store = JsonlStore(file, key=key, using=using).with_dtypes(assumed)
+    store.path = path
+    if store.fingerprint != fingerprint:
+        raise StoreError(f"{file}: has changed since the store was handed to this process; open it again")
+    return store
 
 
 def is_object(path: str, using: Reader) -> bool:

@@ -252,7 +252,7 @@ class MmapStore(Store):
 class JsonlStore(Store):
     """Of ``.jsonl`` files of records that are tokens already; `headrace prepare` makes them of text."""
 
-    formats = ("jsonl", "json")
+    formats = ("jsonl",)
     wanted = ".jsonl"
 
 

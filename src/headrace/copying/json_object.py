@@ -1,44 +1,58 @@
-"""AstrAI's first store, one JSON object of lists of lists; and what it shares with records a line."""
+"""AstrAI's first store, one JSON object of lists of lists, as a source to be converted."""
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import Reader, reader
+from headrace.io import Reader
 from headrace.stores.arguments import read_only
-from headrace.stores.json_values import Kinds, Numbers, as_array, decode_record
+from headrace.stores.json_values import Kinds, Numbers, as_array, decode_record, json_can_be
+from headrace.stores.jsonl import SUFFIXES, is_object
+from headrace.stores.manifest import MANIFEST_NAME
+from headrace.stores.manifest_output import META_NAME
 from headrace.stores.segmented import SegmentedStore
 from headrace.stores.store import Problem, TokenArray
 from headrace.stores.values import check_values
 
-if TYPE_CHECKING:
-    from headrace.stores.jsonl import JsonlStore
-
 _NESTED: Final = msgspec.json.Decoder(dict[str, list[Numbers]])
 
 
-class JsonStore(SegmentedStore):
-    """One JSON object ``{"tokens": [[1, 2], [3]], ...}`` a file, as AstrAI 1.3.5 and 1.3.6 wrote it.
+def is_json_object(path: str | os.PathLike[str], using: Reader) -> bool:
+    """Whether a file is one JSON object, by its name, or by its beginning: AstrAI gave the name ``.jsonl`` to both."""
+    place = Path(path)
+    if place.suffix not in SUFFIXES or place.name in (META_NAME, MANIFEST_NAME) or not place.is_file():
+        return False
+    return place.suffix == ".json" or is_object(str(place), using)
 
-    A list of numbers in place of a list of lists is one document. All is in memory, as it was there. Arguments and
-    errors as of `JsonlStore`; dtypes too.
+
+class JsonObjectStore(SegmentedStore):
+    """One JSON object ``{"tokens": [[1, 2], [3]], ...}`` in a file, as AstrAI 1.3.5 and 1.3.6 wrote it.
+
+    A list of numbers in place of a list of lists is one document. Everything is in memory, as it was there.
+
+    Args:
+        path: the file.
+        key: the main key.
+        using: reads the file, once.
+
+    Raises:
+        StoreError: it is no such object; says what was expected.
+        ConfigError: there is no such key.
     """
 
     format = "json"
 
-    def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: Reader) -> None:
         self.file = os.fspath(path)
-        self._reader = reader(using)
-        data = _whole(self.file, self._reader)
+        data = using.read_ranges(self.file, np.array([0]), np.array([using.size(self.file)])).tobytes()
         self._hash = xxhash.xxh3_128_hexdigest(data)
         lists = _decode_object(self.file, data)
         kinds = Kinds()
@@ -69,8 +83,8 @@ class JsonStore(SegmentedStore):
         return xxhash.xxh3_128_hexdigest(repr((self.format, self._keys[0], self._hash)).encode())
 
     def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
-        """As of `JsonlStore`."""
-        return can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
+        """float64, where integers were seen, and anything where all lists are empty."""
+        return json_can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
 
     def with_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Self:
         """The same store with other dtypes of some keys, each of which it can be."""
@@ -83,15 +97,7 @@ class JsonStore(SegmentedStore):
         return self._values[self._known(key)]
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Whether the file is still what was read, and its ids, of the main key."""
-        using = copy.copy(self._reader)
-        try:
-            if xxhash.xxh3_128_hexdigest(_whole(self.file, using)) != self._hash:
-                yield Problem(path=self.file, place="", message="was changed since it was opened; open it again")
-        except StoreError as error:
-            yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
-        finally:
-            using.close()
+        """Whether the ids of the main key are in the vocabulary."""
         key = self._keys[0]
         values = self._values[key]
         yield from check_values(
@@ -99,45 +105,10 @@ class JsonStore(SegmentedStore):
         )
 
     def close(self) -> None:
-        """Let go of the file; the values stay."""
-        self._reader.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reopened_by(self)
+        """The file is closed already; the values stay."""
 
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         return self._values[key][begin:end]
-
-
-def can_be(has: np.dtype[Any], count: int, dtype: np.dtype[Any]) -> bool:
-    """Whether ``count`` JSON numbers may as well be of another dtype: integers of float64, and none at all of any."""
-    return has == dtype or not count or (has == np.int64 and dtype == np.float64)
-
-
-def reopened_by(store: JsonlStore | JsonStore) -> tuple[Any, ...]:
-    """For ``__reduce__``: the file is opened again, and refused if it has changed."""
-    how = store._keys[0], store._reader, store._assumed
-    return _reopen, (type(store), store.path, store.file, *how, store.fingerprint)
-
-
-def _reopen(
-    kind: type[JsonlStore] | type[JsonStore],
-    path: str,
-    file: str,
-    key: str,
-    using: Reader,
-    assumed: dict[str, np.dtype[Any]],
-    fingerprint: str,
-) -> SegmentedStore:
-    store = kind(file, key=key, using=using).with_dtypes(assumed)
-    store.path = path
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{file}: has changed since the store was handed to this process; open it again")
-    return store
-
-
-def _whole(path: str, using: Reader) -> bytes:
-    return using.read_ranges(path, np.array([0]), np.array([using.size(path)])).tobytes()
 
 
 def _decode_object(path: str, data: bytes) -> dict[str, list[Any]]:
