@@ -15,7 +15,7 @@ from headrace.errors import StoreError
 from headrace.io import Reader
 from headrace.stores.arguments import read_only
 from headrace.stores.json_values import Kinds, Numbers, as_array, decode_record, json_can_be
-from headrace.stores.jsonl import SUFFIXES, is_object
+from headrace.stores.jsonl import JSON_SUFFIXES, is_object
 from headrace.stores.manifest import MANIFEST_NAME
 from headrace.stores.manifest_output import META_NAME
 from headrace.stores.segmented import SegmentedStore
@@ -28,7 +28,7 @@ _NESTED: Final = msgspec.json.Decoder(dict[str, list[Numbers]])
 def is_json_object(path: str | os.PathLike[str], using: Reader) -> bool:
     """Whether a file is one JSON object, by its name, or by its beginning: AstrAI gave the name ``.jsonl`` to both."""
     place = Path(path)
-    if place.suffix not in SUFFIXES or place.name in (META_NAME, MANIFEST_NAME) or not place.is_file():
+    if place.suffix not in JSON_SUFFIXES or place.name in (META_NAME, MANIFEST_NAME) or not place.is_file():
         return False
     return place.suffix == ".json" or is_object(str(place), using)
 

@@ -10,10 +10,9 @@ import msgspec
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import Reader, natural_key
-from headrace.stores import hdf5_layout
 from headrace.stores.combined import CombinedStore
 from headrace.stores.hdf5 import Hdf5Store
-from headrace.stores.hdf5_layout import DatasetOrder
+from headrace.stores.hdf5_layout import HDF5_SUFFIXES, DatasetOrder
 from headrace.stores.indexed import IndexedStore
 from headrace.stores.indexed_dialects import IndexedOptions
 from headrace.stores.indexed_pairs import SUFFIXES, open_pair
@@ -183,7 +182,7 @@ def _open_keyed(folder: Path, key: str | None, how: Opening, vouched: OutputShar
 
 
 def _open_file(file: Path, key: str | None, how: Opening) -> Store:
-    if file.suffix in hdf5_layout.SUFFIXES:
+    if file.suffix in HDF5_SUFFIXES:
         return Hdf5Store(file, key=key, using=how.reader, order=how.dataset_order)
     return open_json(file, key=key, using=how.reader)
 
@@ -210,7 +209,7 @@ def _found_below(folder: Path) -> tuple[list[Path], list[Path]]:
         place = Path(name).relative_to(folder)
         if META_NAME in files:
             keyed.append(place)
-        hdf5 += [place / file for file in files if file.endswith(hdf5_layout.SUFFIXES) and not file.startswith(".")]
+        hdf5 += [place / file for file in files if file.endswith(HDF5_SUFFIXES) and not file.startswith(".")]
     return _in_order(folder, keyed), _in_order(folder, hdf5)
 
 

@@ -21,7 +21,7 @@ from headrace.io import natural_key
 from headrace.stores.keyed_layout import DTYPE_NAMES
 from headrace.stores.store import IntArray
 
-SUFFIXES: Final = (".h5", ".hdf5")
+HDF5_SUFFIXES: Final = (".h5", ".hdf5")
 DatasetOrder = Literal["number", "name"]
 
 

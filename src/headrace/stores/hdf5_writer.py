@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError
 from headrace.io import check_local, file_sum, output_errors, sync_folder
-from headrace.stores.hdf5_layout import SUFFIXES, load_h5py
+from headrace.stores.hdf5_layout import HDF5_SUFFIXES, load_h5py
 from headrace.stores.token_file import checked_lengths, checked_tokens
 from headrace.stores.writer_keys import check_given, checked_keys
 from headrace.stores.written import KeyInfo, WrittenShard
@@ -49,8 +49,8 @@ class Hdf5Writer:
         self, path: str | os.PathLike[str], *, dtypes: Mapping[str, DTypeLike], values: Collection[str] = ()
     ) -> None:
         self._path = Path(path)
-        if self._path.suffix not in SUFFIXES:
-            raise ConfigError(f"{self._path}: an HDF5 store ends in {' or '.join(SUFFIXES)}")
+        if self._path.suffix not in HDF5_SUFFIXES:
+            raise ConfigError(f"{self._path}: an HDF5 store ends in {' or '.join(HDF5_SUFFIXES)}")
         self._dtypes, self._values = checked_keys(self._path, dtypes, values)
         self._counts = dict.fromkeys(self._dtypes, 0)
         self._num_tokens = dict.fromkeys(self._dtypes, 0)

@@ -26,7 +26,7 @@ from headrace.stores.store import Problem, TokenArray
 from headrace.stores.sums import check_file
 from headrace.stores.values import check_values
 
-SUFFIXES: Final = (".jsonl", ".json")
+JSON_SUFFIXES: Final = (".jsonl", ".json")
 _RECENT_RECORDS = 32
 
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import Reader, check_local
-from headrace.stores import hdf5_layout, jsonl
 from headrace.stores.aleph_alpha import META_SUFFIX
 from headrace.stores.folders import Opening, check_only_key, holds_shards, listed_keys, open_folder
 from headrace.stores.hdf5 import Hdf5Store
-from headrace.stores.hdf5_layout import DatasetOrder
+from headrace.stores.hdf5_layout import HDF5_SUFFIXES, DatasetOrder, check_order
 from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
 from headrace.stores.indexed_pairs import SUFFIXES, open_pair
+from headrace.stores.jsonl import JSON_SUFFIXES, open_json
 from headrace.stores.keyed import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME
 from headrace.stores.manifest_output import META_NAME
@@ -112,11 +112,11 @@ def open_tokens(
     name = os.fspath(path)
     _refuse_samples(name, reader)
     options = IndexedOptions(dialect=dialect, documents=documents)
-    hdf5_layout.check_order(dataset_order)
+    check_order(dataset_order)
     how = Opening(key=key, reader=reader, options=options, dataset_order=dataset_order)
     prefix = _prefix(name)
     pair = [suffix for suffix in SUFFIXES if Path(prefix + suffix).is_file()]
-    if pair == [".idx"] and name.endswith(jsonl.SUFFIXES) and Path(name).is_file():
+    if pair == [".idx"] and name.endswith(JSON_SUFFIXES) and Path(name).is_file():
         pair = []  # x.jsonl.idx is an index of the lines of x.jsonl
     # Megatron keeps its cache in a folder named like the prefix; that one holds no store, and the pair is meant.
     if Path(name).is_dir() and (not pair or name.endswith("/") or holds_shards(Path(name))):
@@ -131,10 +131,10 @@ def open_tokens(
     elif pair:
         store = open_pair(prefix, using=reader, options=options)
         check_only_key(name, key)
-    elif name.endswith(hdf5_layout.SUFFIXES) and Path(name).is_file():
+    elif name.endswith(HDF5_SUFFIXES) and Path(name).is_file():
         store = Hdf5Store(name, key=key, using=reader, order=dataset_order)
-    elif name.endswith(jsonl.SUFFIXES) and Path(name).is_file() and Path(name).name != MANIFEST_NAME:
-        store = jsonl.open_json(name, key=key, using=reader)
+    elif name.endswith(JSON_SUFFIXES) and Path(name).is_file() and Path(name).name != MANIFEST_NAME:
+        store = open_json(name, key=key, using=reader)
     elif Path(name).exists():
         raise StoreError(
             f"{name}: the format is unknown; expected a pair of .bin and .idx, a {META_NAME}, a .h5 or .jsonl, or a"
@@ -183,7 +183,7 @@ def open_keys(
 
 def _refuse_samples(name: str, reader: str | Reader) -> None:
     """What is no store of tokens, and plainly something else; a ``.jsonl`` of text has a message of its own."""
-    layout = None if name.endswith(jsonl.SUFFIXES) else sample_layout(name, reader)
+    layout = None if name.endswith(JSON_SUFFIXES) else sample_layout(name, reader)
     if layout is not None:
         raise StoreError(
             f"{name}: holds samples ({WORDS[layout]}), and tokens are needed; headrace.open opens it, and"

@@ -9,11 +9,11 @@ from typing import Final, Literal
 
 from headrace.errors import ConfigError
 from headrace.io import Reader, reader
-from headrace.stores import hdf5_layout
 from headrace.stores.arguments import check_name
 from headrace.stores.energon.jsonl import JsonlSamplesStore, is_records_of_text
 from headrace.stores.energon.jsonl_index import index_place
 from headrace.stores.energon.layout import folder_kind
+from headrace.stores.hdf5_layout import HDF5_SUFFIXES
 from headrace.stores.jsonl import is_object
 from headrace.stores.manifest import MANIFEST_NAME
 from headrace.stores.manifest_output import META_NAME
@@ -88,7 +88,7 @@ def open_samples(
 def _holds_tars(folder: Path) -> bool:
     for at, (_, folders, files) in enumerate(os.walk(folder)):
         folders[:] = [sub for sub in folders if not sub.startswith(".")]
-        if any(file in (MANIFEST_NAME, META_NAME) or file.endswith(hdf5_layout.SUFFIXES) for file in files):
+        if any(file in (MANIFEST_NAME, META_NAME) or file.endswith(HDF5_SUFFIXES) for file in files):
             return False
         if at == 0 and any(file.endswith((".idx", ".bin")) and not file.endswith(".tar.idx") for file in files):
             return False

@@ -10,7 +10,8 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.stores.arguments import by_keys, check_range, document_number, known_key, positions, read_only
-from headrace.stores.store import MAIN, IntArray, KeyList, Store, TokenArray
+from headrace.stores.store import MAIN, KeyList, Store, TokenArray
+from headrace.stores.types import IntArray
 
 _MAIN_NAMES = (MAIN, "sequence", "chosen", "prompts")
 """Where a format keeps no order of its keys, the first of these is the main one: AstrAI's names of ids."""
