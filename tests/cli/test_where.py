@@ -29,7 +29,7 @@ from headrace.stores import (
     load_manifest,
     save_manifest,
 )
-from headrace.stores.keyed_writer import KeyedWriter
+from headrace.stores.keyed.writer import KeyedWriter
 
 TEXTS = [f"text {number}\n" + "é" * number * 20 for number in range(10)]
 ORDER = [7, 2, 9, 0, 5, 1, 3, 8, 4, 6]

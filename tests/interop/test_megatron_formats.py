@@ -16,8 +16,8 @@ import headrace.stores as stores
 import warm
 from counts import PATIENCE_S, cases
 from headrace.errors import StoreError
-from headrace.stores.indexed_builder import IndexedDatasetBuilder
-from headrace.stores.indexed_dataset import IndexedDataset
+from headrace.stores.indexed.builder import IndexedDatasetBuilder
+from headrace.stores.indexed.dataset import IndexedDataset
 from headrace.testing.indexed import write_raw
 
 pytestmark = pytest.mark.interop

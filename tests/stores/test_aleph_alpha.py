@@ -10,7 +10,7 @@ import pytest
 
 import headrace.stores as stores
 from headrace.errors import StoreError
-from headrace.stores.aleph_alpha import AlephAlphaStore
+from headrace.stores.indexed.pairs import AlephAlphaStore
 from headrace.stores.store import Store
 from headrace.testing.indexed import write_shard
 from headrace.testing.stores import StoreContract

@@ -77,7 +77,7 @@ def test_gaps_of_a_filtered_index(tmp_path: Path) -> None:
 
 
 def test_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.stores.indexed_check._TOKENS_AT_ONCE", 4)
+    monkeypatch.setattr("headrace.stores.indexed.check._TOKENS_AT_ONCE", 4)
     prefix = tmp_path / "x"
     write_shard(prefix, [np.array([0, 1]), np.array([5, 9, 9, 9, -2]), np.zeros(0, int), np.array([10])], "int32")
     assert check(prefix, vocab_size=9) == [

@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError
 from headrace.stores import EnergonStore, Provenance, SampleStore, Store, load_manifest
 from headrace.stores.index_cache import map_array
 from headrace.stores.kept_arrays import find_arrays, keep_arrays
-from headrace.stores.provenance_files import INFO_NAME, SKIPPED_NAME, SPANS_NAME
+from headrace.stores.provenance import INFO_NAME, SKIPPED_NAME, SPANS_NAME
 from headrace.stores.quarantine import QUARANTINE_NAME, add_bad_samples, bad_sample
 from headrace.stores.tar.store import TarStore
 from headrace.testing.damage import endured
@@ -166,7 +166,7 @@ def energon(name: str) -> Callable[[Path], Made]:
 def lines(name: str) -> Callable[[Path], Made]:
     def make(folder: Path) -> Made:
         (folder / "t.jsonl").write_text('{"text": "a", "n": {"m": 1}}\n' * 20)
-        stores.energon.jsonl_index.write_lines(folder / "t.jsonl")
+        stores.energon.jsonl.write_lines(folder / "t.jsonl")
         return folder / name, samples_of(folder / "t.jsonl")
 
     return make

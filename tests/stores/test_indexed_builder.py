@@ -21,10 +21,11 @@ import headrace.stores as stores
 from counts import cases
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import file_sum
-from headrace.stores import KeyInfo, WrittenShard, indexed_builder
-from headrace.stores.indexed import IndexedStore
-from headrace.stores.indexed_builder import IndexedDatasetBuilder
-from headrace.stores.indexed_dialects import IndexedOptions
+from headrace.stores import KeyInfo, WrittenShard
+from headrace.stores.indexed import builder as indexed_builder
+from headrace.stores.indexed.builder import IndexedDatasetBuilder
+from headrace.stores.indexed.layout import IndexedOptions
+from headrace.stores.indexed.store import IndexedStore
 from headrace.testing.indexed import write_raw, write_shard
 from headrace.testing.strategies import numbered_documents
 
@@ -141,7 +142,7 @@ def test_any_documents_through_small_buffers(
         patch.setattr(indexed_builder, "_MAX_WAITING", waiting)
         patch.setattr(indexed_builder, "CHUNK", waiting)
         patch.setattr("headrace.stores.token_file.CHUNK", waiting)
-        patch.setattr("headrace.stores.indexed_sequences._PIECE_BYTES", 5)
+        patch.setattr("headrace.stores.indexed.writer._PIECE_BYTES", 5)
         builder = new(folder, multimodal=True)
         for document in drawn:
             modes = [len(sequence) for sequence in document]
@@ -311,7 +312,7 @@ def test_a_builder_that_is_let_go_of_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
     with pytest.raises(ConfigError):
         builder.end_document()
-    code = f"from headrace.stores.indexed_builder import *; b = IndexedDatasetBuilder({str(tmp_path / 'x.bin')!r})"
+    code = f"from headrace.stores.indexed.builder import *; b = IndexedDatasetBuilder({str(tmp_path / 'x.bin')!r})"
     subprocess.run([sys.executable, "-c", f"{code}; b.add_document([1], [1])"], check=True)
     assert names(tmp_path) == []
 

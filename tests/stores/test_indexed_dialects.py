@@ -17,10 +17,9 @@ import headrace.stores as stores
 from counts import cases
 from headrace.errors import ConfigError, StoreError
 from headrace.io import reader
-from headrace.stores.indexed import IndexedStore
-from headrace.stores.indexed_dialects import IndexedOptions
-from headrace.stores.indexed_index import Column
-from headrace.stores.indexed_layout import Layout
+from headrace.stores.indexed.index import Column
+from headrace.stores.indexed.layout import IndexedOptions, Layout
+from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.store import Store
 from headrace.testing.indexed import vouch_for, write_raw, write_shard
 from headrace.testing.keyed import write_keyed
@@ -123,7 +122,7 @@ def test_no_numbers_have_no_size(tmp_path: Path) -> None:
 
 
 def test_many_numbers_are_counted_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.stores.indexed_opening.CHUNK", 3)
+    monkeypatch.setattr("headrace.stores.indexed.layout.CHUNK", 3)
     sizes = [3, 1, 0, 2, 5, 1, 1]
     pointers = ((np.cumsum(sizes) - sizes) * 4).tolist()
     write_raw(tmp_path / "x", "int32", sizes, pointers, [0, 7], bytes(13 * 4))

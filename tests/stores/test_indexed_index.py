@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from headrace.io import reader
-from headrace.stores.indexed_index import Column
-from headrace.stores.indexed_layout import Layout
+from headrace.stores.indexed.index import Column
+from headrace.stores.indexed.layout import Layout
 
 
 @pytest.mark.sampled(12)

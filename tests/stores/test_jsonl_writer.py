@@ -17,7 +17,7 @@ from counts import cases
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import file_sum
 from headrace.stores import JsonlWriter, KeyInfo, OutputShard, Store, WrittenShard, save_manifest
-from headrace.stores.manifest_found import find_manifest
+from headrace.stores.manifest import find_manifest
 from headrace.testing.indexed import manifest_of
 from headrace.testing.stores import StoreContract
 from headrace.testing.strategies import Documents

@@ -211,7 +211,7 @@ def test_offsets_are_parsed_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     lengths = list(range(60))
     write_keyed(tmp_path / "s", tokens=("int32", numbered_documents(lengths, "int32")))
     for size in (1, 2, 7, 200, 10_000):
-        monkeypatch.setattr("headrace.stores.keyed_layout._PIECE_BYTES", size)
+        monkeypatch.setattr("headrace.stores.keyed.layout._PIECE_BYTES", size)
         assert stores.open(tmp_path / "s").lengths.tolist() == lengths
 
 
@@ -229,7 +229,7 @@ def test_opening_parses_no_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def refuse(*_: object) -> None:
         raise AssertionError("the offsets were to be left alone")
 
-    monkeypatch.setattr("headrace.stores.keyed.parse_bounds", refuse)
+    monkeypatch.setattr("headrace.stores.keyed.store.parse_bounds", refuse)
     store = stores.open(tmp_path / "s")
     assert (store.num_documents, store.num_tokens, store.fetch(0, 2).tolist()) == (2, 3, [1, 2])
     assert store.gather(np.array([1]), 2).tolist() == [[2, 3]]

@@ -94,7 +94,7 @@ def check(folder: Path, **options: int) -> list[str]:
 
 
 def test_values_that_are_no_bool_and_no_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.stores.values._VALUES_AT_ONCE", 3)
+    monkeypatch.setattr("headrace.stores.checking._VALUES_AT_ONCE", 3)
     folder = tmp_path / "s"
     ids = [np.array([0, 1]), np.array([5, 9, 9, 9, -2]), np.zeros(0, int), np.array([10])]
     write_keyed(folder, ids=("int32", ids), mask=("bool", [np.zeros(len(part)) for part in ids]))

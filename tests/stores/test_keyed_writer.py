@@ -90,7 +90,7 @@ def test_keys_that_hold_no_ids(tmp_path: Path) -> None:
 
 
 def test_no_more_documents_than_a_json_can_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.stores.keyed_writer.MAX_DOCUMENTS", 3)
+    monkeypatch.setattr("headrace.stores.keyed.writer.MAX_DOCUMENTS", 3)
     with KeyedWriter(tmp_path / "s", dtypes={"a": "uint16"}) as writer:
         writer.add_documents({"a": np.array([1, 2])}, {"a": np.array([1, 1])})
         with pytest.raises(

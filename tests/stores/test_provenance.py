@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
 from headrace.io import file_sum
-from headrace.stores import Provenance, ProvenanceState, ProvenanceWriter, provenance_files
+from headrace.stores import Provenance, ProvenanceState, ProvenanceWriter
+from headrace.stores import provenance as provenance_files
 from headrace.stores.provenance_writer import MAX_REASONS
 
 REASONS = ["blank", "bad", "min_chars", "filter:not English", "duplicate"]

@@ -18,12 +18,12 @@ from headrace.stores import open as open_store
 from headrace.stores.quarantine import (
     QUARANTINE_NAME,
     BadSample,
+    QuarantinedStore,
     add_bad_samples,
     bad_sample,
     bad_samples,
     remove_bad_samples,
 )
-from headrace.stores.quarantined import QuarantinedStore
 from headrace.testing.samples import Samples, SampleStoreContract
 from tars_made import members_of, write_tar
 

@@ -196,8 +196,8 @@ def test_suspended_anywhere(lengths: list[int], cuts: list[int], chunk: int) -> 
     documents = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]) if lengths else []
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_file, "CHUNK", chunk)
-        patch.setattr("headrace.stores.indexed_writer.CHUNK", chunk)
-        patch.setattr("headrace.stores.keyed_writer.CHUNK", chunk)
+        patch.setattr("headrace.stores.indexed.writer.CHUNK", chunk)
+        patch.setattr("headrace.stores.keyed.writer.CHUNK", chunk)
         folder = Path(name)
         with IndexedWriter(folder / "whole", dtype="uint16") as writer:
             writer.add_documents(np.arange(sum(lengths)), np.array(lengths, int))

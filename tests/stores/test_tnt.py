@@ -11,8 +11,8 @@ import pytest
 
 import headrace.stores as stores
 from headrace.errors import StoreError
+from headrace.stores.indexed.pairs import TntStore
 from headrace.stores.store import Store
-from headrace.stores.tnt import TntStore
 from headrace.testing.damage import other_byte
 from headrace.testing.stores import StoreContract
 from headrace.testing.strategies import Documents
@@ -131,7 +131,7 @@ def test_refused(tmp_path: Path, name: str, reader: str) -> None:
 
 
 def test_check_finds_items_of_several_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.stores.tnt.CHUNK", 2)
+    monkeypatch.setattr("headrace.stores.indexed.pairs.CHUNK", 2)
     (tmp_path / "x.bin").write_bytes(BIN)
     (tmp_path / "x.idx").write_bytes(put(56 + 8 * 3, 2))
     assert [(problem.place, problem.message[:23]) for problem in stores.open(tmp_path / "x").check()] == [

@@ -12,8 +12,8 @@ from headrace.cli.description import find_manifest, opened_keys, shards_of
 from headrace.errors import StoreError
 from headrace.io import FileSum
 from headrace.stores import MANIFEST_NAME, IndexedOptions, Problem, Store
-from headrace.stores.indexed_dialects import AS_FOUND
-from headrace.stores.manifest_output import META_NAME
+from headrace.stores.indexed.layout import AS_FOUND
+from headrace.stores.written import META_NAME
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from headrace.copying import copied_documents
 from headrace.copying.ranges import SourceEntry
 from headrace.errors import HeadraceError
 from headrace.stores import Manifest
-from headrace.stores.manifest_found import find_manifest
+from headrace.stores.manifest import find_manifest
 
 STORED = "stored document"
 """The unit of an origin that ends at a store."""

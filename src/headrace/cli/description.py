@@ -24,8 +24,8 @@ from headrace.stores import (
     TokenizerInfo,
     open_keys,
 )
-from headrace.stores.indexed_dialects import AS_FOUND
-from headrace.stores.manifest_found import find_manifest as find_listing
+from headrace.stores.indexed.layout import AS_FOUND
+from headrace.stores.manifest import find_manifest as find_listing
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):

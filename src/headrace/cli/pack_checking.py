@@ -21,8 +21,8 @@ from headrace.plan.packed_check import check_packed
 from headrace.plan.packing import CHUNK, Packing, PackingLedger, PackItems, PackPlanMeta, plan_packs
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import IndexedOptions, Problem, Store, check_arrays, find_arrays
-from headrace.stores.faults import Faults
-from headrace.stores.indexed_dialects import AS_FOUND
+from headrace.stores.checking import Faults
+from headrace.stores.indexed.layout import AS_FOUND
 from headrace.stores.kept_arrays import KEPT_NAME
 
 _TOKENS_AT_ONCE = 1 << 20

@@ -13,7 +13,7 @@ from headrace.plan import IntArray
 from headrace.plan.packing import CHUNK, Packing
 from headrace.plan.packing.forecast import Forecast, forecast
 from headrace.stores import IndexedOptions, Store
-from headrace.stores.indexed_dialects import AS_FOUND
+from headrace.stores.indexed.layout import AS_FOUND
 
 FIRST_FIT_DOCUMENTS = 1_000_000
 """First-fit looks at so many documents: it takes 1 to 3 us each, the other strategies together a tenth of that."""

@@ -32,7 +32,7 @@ from headrace.stores import (
     open_keys,
     save_manifest,
 )
-from headrace.stores.types import IntArray
+from headrace.stores.arguments import IntArray
 
 
 class _Made(msgspec.Struct):

@@ -19,11 +19,10 @@ import numpy as np
 from headrace.copying.rows import Rows
 from headrace.errors import ConfigError
 from headrace.stores import KeyedWriter, OutputShard
-from headrace.stores.indexed_dialects import code_of
-from headrace.stores.indexed_layout import Layout
-from headrace.stores.indexed_sequences import SequenceFiles
-from headrace.stores.keyed_layout import check_key, key_dtype
-from headrace.stores.keyed_writer import MAX_DOCUMENTS
+from headrace.stores.indexed.layout import Layout, code_of
+from headrace.stores.indexed.writer import SequenceFiles
+from headrace.stores.keyed.layout import check_key, key_dtype
+from headrace.stores.keyed.writer import MAX_DOCUMENTS
 
 FormatName = Literal["indexed", "keyed"]
 DTypes = Mapping[str, np.dtype[Any]]

@@ -14,13 +14,13 @@ import xxhash
 from headrace.errors import StoreError
 from headrace.io import Reader
 from headrace.stores.arguments import read_only
-from headrace.stores.json_values import Kinds, Numbers, as_array, decode_record, json_can_be
-from headrace.stores.jsonl import JSON_SUFFIXES, is_object
+from headrace.stores.checking import check_values
+from headrace.stores.json.index import Kinds, Numbers, as_array, decode_record, json_can_be
+from headrace.stores.json.store import JSON_SUFFIXES, is_object
 from headrace.stores.manifest import MANIFEST_NAME
-from headrace.stores.manifest_output import META_NAME
 from headrace.stores.segmented import SegmentedStore
 from headrace.stores.store import Problem, TokenArray
-from headrace.stores.values import check_values
+from headrace.stores.written import META_NAME
 
 _NESTED: Final = msgspec.json.Decoder(dict[str, list[Numbers]])
 

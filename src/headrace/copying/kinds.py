@@ -11,7 +11,7 @@ import numpy as np
 from headrace.copying.formats import FORMATS, FormatName
 from headrace.copying.options import CopyOptions
 from headrace.errors import ConfigError
-from headrace.stores.types import MAIN
+from headrace.stores.arguments import MAIN
 
 GENERIC = frozenset({MAIN, "text", "sequence"})
 """Names of a key that is alone, which say nothing but that: each format has its own."""

@@ -16,7 +16,7 @@ import numpy as np
 from headrace.copying.formats import FormatName
 from headrace.errors import ConfigError
 from headrace.plan.megatron.splits import split_ranges
-from headrace.stores.types import IntArray
+from headrace.stores.arguments import IntArray
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import InputError, StoreError
 from headrace.stores import IndexedStore, ShardedStore, Store
-from headrace.stores.types import IntArray
+from headrace.stores.arguments import IntArray
 
 
 class Rows(NamedTuple):

@@ -20,7 +20,7 @@ from headrace.copying.report import CopiedStore, CopyProgress, CopyReport
 from headrace.copying.sources import Source, open_sources
 from headrace.copying.tokenizers import common_tokenizer
 from headrace.errors import ConfigError
-from headrace.stores.types import IntArray
+from headrace.stores.arguments import IntArray
 
 OnProgress = Callable[[CopyProgress], None]
 Parts = Callable[[list[Source]], list[tuple[str, list[Piece]]]]

@@ -25,10 +25,10 @@ from headrace.stores import (
     check_file,
     open_keys,
 )
-from headrace.stores.indexed_pairs import SUFFIXES
-from headrace.stores.manifest_found import find_manifest
-from headrace.stores.manifest_output import META_NAME
-from headrace.stores.types import IntArray
+from headrace.stores.arguments import IntArray
+from headrace.stores.indexed.pairs import SUFFIXES
+from headrace.stores.manifest import find_manifest
+from headrace.stores.written import META_NAME
 
 CHUNK_DOCUMENTS = 1 << 14
 CHUNK_TOKENS = 1 << 20

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.stores import ShardedStore, Store
-from headrace.stores.manifest_found import find_manifest
+from headrace.stores.manifest import find_manifest
 
 AUTO: Final = "auto"
 """The loss mask that the store has, if it has one."""

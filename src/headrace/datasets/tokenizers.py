@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from headrace.datasets.dataset import Dataset
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import Store, TokenizerInfo
-from headrace.stores.manifest_found import find_manifest
+from headrace.stores.manifest import find_manifest
 
 
 def check_one_tokenizer(sources: Iterable[tuple[str, Dataset]]) -> None:

@@ -42,10 +42,10 @@ from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec
 from headrace.samples.templates import ChatTemplate, TemplateSetup
-from headrace.stores.hdf5_layout import load_h5py
-from headrace.stores.indexed_layout import dtype_code
-from headrace.stores.jsonl_writer import check_jsonl_dtype
-from headrace.stores.keyed_layout import check_key, key_dtype
+from headrace.stores.hdf5.store import load_h5py
+from headrace.stores.indexed.layout import dtype_code
+from headrace.stores.json.writer import check_jsonl_dtype
+from headrace.stores.keyed.layout import check_key, key_dtype
 
 _OFFSETS = (
     "the spans of tokens are the offsets of tokenizers: which bytes of a text a token is cannot be told by its id"

@@ -14,7 +14,7 @@ from headrace.io import output_errors
 from headrace.prepare.columns import Column, Row, Rows, num_values
 from headrace.prepare.staged import STAGED, write_staged_shard
 from headrace.stores import IndexedWriter, KeyedWriter, WriterState, WrittenShard
-from headrace.stores.keyed_writer import MAX_DOCUMENTS
+from headrace.stores.keyed.writer import MAX_DOCUMENTS
 
 Layout = Literal["indexed", "keyed", "hdf5", "jsonl"]
 

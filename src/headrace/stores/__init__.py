@@ -22,81 +22,81 @@ from headrace._lazy import lazily
 from headrace.io import Reader, RetryPolicy, may_pass
 
 if TYPE_CHECKING:
-    from headrace.stores.aleph_alpha import AlephAlphaStore
-    from headrace.stores.combined import CombinedStore
+    from headrace.stores.checking import check_file
+    from headrace.stores.combined import CombinedStore, ShardedStore
     from headrace.stores.energon import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
-    from headrace.stores.hdf5 import Hdf5Store
-    from headrace.stores.hdf5_writer import Hdf5Writer, write_hdf5
-    from headrace.stores.indexed import IndexedStore
-    from headrace.stores.indexed_builder import IndexedDatasetBuilder
-    from headrace.stores.indexed_dataset import IndexedDataset
-    from headrace.stores.indexed_dialects import Dialect, Documents, IndexedOptions
-    from headrace.stores.indexed_layout import optimal_dtype
-    from headrace.stores.indexed_writer import IndexedWriter
-    from headrace.stores.jsonl import JsonlStore
-    from headrace.stores.jsonl_writer import JsonlWriter
+    from headrace.stores.hdf5.store import Hdf5Store
+    from headrace.stores.hdf5.writer import Hdf5Writer, write_hdf5
+    from headrace.stores.indexed.builder import IndexedDatasetBuilder
+    from headrace.stores.indexed.dataset import IndexedDataset
+    from headrace.stores.indexed.layout import Dialect, Documents, IndexedOptions, optimal_dtype
+    from headrace.stores.indexed.pairs import AlephAlphaStore, TntStore
+    from headrace.stores.indexed.store import IndexedStore
+    from headrace.stores.indexed.writer import IndexedWriter
+    from headrace.stores.json.store import JsonlStore
+    from headrace.stores.json.writer import JsonlWriter
     from headrace.stores.kept_arrays import check_arrays, find_arrays, find_cache, keep_arrays, kept_name
-    from headrace.stores.keyed import KeyedStore
-    from headrace.stores.keyed_writer import KeyedWriter
-    from headrace.stores.ledger import ContentLedger, DocumentLedger, Ledger, SampleLedger, TokenLedger
+    from headrace.stores.keyed.store import KeyedStore
+    from headrace.stores.keyed.writer import KeyedWriter
     from headrace.stores.manifest import (
         MANIFEST_NAME,
         PROVENANCE_NAME,
         BackendInfo,
+        ContentLedger,
+        DocumentLedger,
         ErrorEntry,
         InputFile,
         InputOrder,
+        Ledger,
         Manifest,
+        SampleLedger,
         ShuffledOrder,
         TokenizerInfo,
+        TokenLedger,
         load_manifest,
         save_manifest,
     )
-    from headrace.stores.manifest_output import OutputShard
     from headrace.stores.opening import open, open_keys, open_tokens
     from headrace.stores.provenance import Provenance
     from headrace.stores.provenance_writer import ProvenanceState, ProvenanceWriter
     from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-    from headrace.stores.sharded import ShardedStore
     from headrace.stores.store import Problem, Store
-    from headrace.stores.sums import check_file
     from headrace.stores.tar.store import TarStore
-    from headrace.stores.tnt import TntStore
     from headrace.stores.writer import Writer
-    from headrace.stores.written import FileState, KeyInfo, WriterState, WrittenShard
+    from headrace.stores.written import FileState, KeyInfo, OutputShard, WriterState, WrittenShard
 
 _HOMES = {
-    "AlephAlphaStore": "headrace.stores.aleph_alpha",
+    "AlephAlphaStore": "headrace.stores.indexed.pairs",
     "BackendInfo": "headrace.stores.manifest",
     "CombinedStore": "headrace.stores.combined",
-    "ContentLedger": "headrace.stores.ledger",
-    "Dialect": "headrace.stores.indexed_dialects",
-    "DocumentLedger": "headrace.stores.ledger",
-    "Documents": "headrace.stores.indexed_dialects",
+    "ContentLedger": "headrace.stores.manifest",
+    "Dialect": "headrace.stores.indexed.layout",
+    "DocumentLedger": "headrace.stores.manifest",
+    "Documents": "headrace.stores.indexed.layout",
     "EnergonStore": "headrace.stores.energon",
     "ErrorEntry": "headrace.stores.manifest",
     "FileState": "headrace.stores.written",
     "FilesystemStore": "headrace.stores.energon",
-    "Hdf5Store": "headrace.stores.hdf5",
-    "Hdf5Writer": "headrace.stores.hdf5_writer",
-    "IndexedDataset": "headrace.stores.indexed_dataset",
-    "IndexedDatasetBuilder": "headrace.stores.indexed_builder",
-    "IndexedOptions": "headrace.stores.indexed_dialects",
-    "IndexedStore": "headrace.stores.indexed",
-    "IndexedWriter": "headrace.stores.indexed_writer",
+    "Hdf5Store": "headrace.stores.hdf5.store",
+    "Hdf5Writer": "headrace.stores.hdf5.writer",
+    "IndexedDataset": "headrace.stores.indexed.dataset",
+    "IndexedDatasetBuilder": "headrace.stores.indexed.builder",
+    "IndexedOptions": "headrace.stores.indexed.layout",
+    "IndexedStore": "headrace.stores.indexed.store",
+    "IndexedWriter": "headrace.stores.indexed.writer",
     "InputFile": "headrace.stores.manifest",
     "InputOrder": "headrace.stores.manifest",
     "JoinedStore": "headrace.stores.energon",
     "JsonlSamplesStore": "headrace.stores.energon",
-    "JsonlStore": "headrace.stores.jsonl",
-    "JsonlWriter": "headrace.stores.jsonl_writer",
+    "JsonlStore": "headrace.stores.json.store",
+    "JsonlWriter": "headrace.stores.json.writer",
     "KeyInfo": "headrace.stores.written",
-    "KeyedStore": "headrace.stores.keyed",
-    "KeyedWriter": "headrace.stores.keyed_writer",
-    "Ledger": "headrace.stores.ledger",
+    "KeyedStore": "headrace.stores.keyed.store",
+    "KeyedWriter": "headrace.stores.keyed.writer",
+    "Ledger": "headrace.stores.manifest",
     "MANIFEST_NAME": "headrace.stores.manifest",
     "Manifest": "headrace.stores.manifest",
-    "OutputShard": "headrace.stores.manifest_output",
+    "OutputShard": "headrace.stores.written",
     "PROVENANCE_NAME": "headrace.stores.manifest",
     "PartPlace": "headrace.stores.sample_store",
     "Problem": "headrace.stores.store",
@@ -104,20 +104,20 @@ _HOMES = {
     "ProvenanceState": "headrace.stores.provenance_writer",
     "ProvenanceWriter": "headrace.stores.provenance_writer",
     "RawSample": "headrace.stores.sample_store",
-    "SampleLedger": "headrace.stores.ledger",
+    "SampleLedger": "headrace.stores.manifest",
     "SampleStore": "headrace.stores.sample_store",
-    "ShardedStore": "headrace.stores.sharded",
+    "ShardedStore": "headrace.stores.combined",
     "ShuffledOrder": "headrace.stores.manifest",
     "Store": "headrace.stores.store",
     "TarStore": "headrace.stores.tar.store",
-    "TntStore": "headrace.stores.tnt",
-    "TokenLedger": "headrace.stores.ledger",
+    "TntStore": "headrace.stores.indexed.pairs",
+    "TokenLedger": "headrace.stores.manifest",
     "TokenizerInfo": "headrace.stores.manifest",
     "Writer": "headrace.stores.writer",
     "WriterState": "headrace.stores.written",
     "WrittenShard": "headrace.stores.written",
     "check_arrays": "headrace.stores.kept_arrays",
-    "check_file": "headrace.stores.sums",
+    "check_file": "headrace.stores.checking",
     "find_arrays": "headrace.stores.kept_arrays",
     "find_cache": "headrace.stores.kept_arrays",
     "keep_arrays": "headrace.stores.kept_arrays",
@@ -126,9 +126,9 @@ _HOMES = {
     "open": "headrace.stores.opening",
     "open_keys": "headrace.stores.opening",
     "open_tokens": "headrace.stores.opening",
-    "optimal_dtype": "headrace.stores.indexed_layout",
+    "optimal_dtype": "headrace.stores.indexed.layout",
     "save_manifest": "headrace.stores.manifest",
-    "write_hdf5": "headrace.stores.hdf5_writer",
+    "write_hdf5": "headrace.stores.hdf5.writer",
 }
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""What the methods of all stores do with their arguments before they read."""
+"""Types that all of this room shares, and what the methods of all stores do with their arguments before they read.
+
+Types and names that all of this room shares.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,20 @@ import errno
 import operator
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import ConfigError, StoreError
-from headrace.stores.types import MAIN, IntArray, KeyList, TokenArray
+
+IntArray = NDArray[np.int64]
+TokenArray = NDArray[Any]
+MAIN = "tokens"
+"""What the main key of every store is called, besides its own name."""
+
+KeyList = list[str] | tuple[str, ...]
+"""Several keys. Not ``Sequence[str]``, which a single ``str`` is, too."""
 
 
 def positions(values: ArrayLike, allowed: int, what: str) -> IntArray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.io import FileSum, atomic_write, file_sum, output_errors, sync_folder
-from headrace.stores.provenance_files import (
+from headrace.stores.provenance import (
     ID_ENDS_NAME,
     IDS_NAME,
     INFO_NAME,

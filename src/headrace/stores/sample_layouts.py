@@ -10,15 +10,14 @@ from typing import Final, Literal
 from headrace.errors import ConfigError
 from headrace.io import Reader, reader
 from headrace.stores.arguments import check_name
-from headrace.stores.energon.jsonl import JsonlSamplesStore, is_records_of_text
-from headrace.stores.energon.jsonl_index import index_place
-from headrace.stores.energon.layout import folder_kind
-from headrace.stores.hdf5_layout import HDF5_SUFFIXES
-from headrace.stores.jsonl import is_object
+from headrace.stores.energon.config_file import folder_kind
+from headrace.stores.energon.jsonl import JsonlSamplesStore, index_place, is_records_of_text
+from headrace.stores.hdf5.store import HDF5_SUFFIXES
+from headrace.stores.json.store import is_object
 from headrace.stores.manifest import MANIFEST_NAME
-from headrace.stores.manifest_output import META_NAME
 from headrace.stores.sample_store import SampleStore
-from headrace.stores.tar.compressed import SUFFIXES as COMPRESSED
+from headrace.stores.tar.names import SUFFIXES as COMPRESSED
+from headrace.stores.written import META_NAME
 
 Place = str | os.PathLike[str]
 SampleLayout = Literal["energon", "files", "tar", "jsonl samples"]

@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
+from headrace.stores.arguments import IntArray
 from headrace.stores.store import Problem
-from headrace.stores.types import IntArray
 
 
 class RawSample(msgspec.Struct, frozen=True, gc=False):

@@ -1,4 +1,9 @@
-"""What stores share that know, once opened, where every document of every key begins."""
+"""What stores share that read ranges of files: those that know where every document of every key begins, first.
+
+Tokens of one file as arrays: views of its mapping where there is one, else read.
+
+Ranges of a stream cut where its parts meet.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.stores.arguments import by_keys, check_range, document_number, known_key, positions, read_only
+from headrace.io import Reader
+from headrace.stores.arguments import IntArray, by_keys, check_range, document_number, known_key, positions, read_only
 from headrace.stores.store import MAIN, KeyList, Store, TokenArray
-from headrace.stores.types import IntArray
 
 _MAIN_NAMES = (MAIN, "sequence", "chosen", "prompts")
 """Where a format keeps no order of its keys, the first of these is the main one: AstrAI's names of ids."""
@@ -179,3 +185,46 @@ class SegmentedStore(Store):
                 f" read them by document, or open the store with key={key!r}"
             )
         self._parallel.add(key)
+
+
+def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_bytes: int) -> TokenArray:
+    """The tokens of a byte range that lies in the file, read-only."""
+    if num_bytes == 0:
+        return read_only(np.empty(0, dtype))
+    mapped = reader.view(path)
+    if mapped is not None:
+        return np.frombuffer(mapped, dtype, num_bytes // dtype.itemsize, offset)
+    return read_only(reader.read_ranges(path, np.array([offset]), np.array([num_bytes])).view(dtype))
+
+
+def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, length: int) -> TokenArray:
+    """(num_tokens - length + 1, length): every window of a mapped stream, as overlapping rows, without a copy."""
+    num_windows = max(0, num_tokens - length + 1)
+    if num_windows == 0 or length == 0:
+        return np.empty((num_windows, length), dtype)
+    return np.ndarray((num_windows, length), dtype, data, strides=(dtype.itemsize, dtype.itemsize))
+
+
+def cut_at(bounds: IntArray, begins: IntArray, length: int) -> tuple[IntArray, IntArray, IntArray]:
+    """The parts that make up ``length`` tokens from each begin on, in order: number, first token in it, tokens.
+
+    Example: parts of 3, 2 and 4 tokens have the bounds 0, 3, 5, 9; 6 tokens from token 1 on are tokens 1..2 of part 0,
+    all of part 1, and 0..1 of part 2: ``[0, 1, 2], [1, 0, 0], [2, 2, 2]``.
+
+    Args:
+        bounds: (parts + 1,) int64, prefix sums from 0; empty parts are allowed.
+        begins: (n,) int64 tokens of the stream, with ``length`` tokens from each on.
+        length: tokens of each range.
+    """
+    if length == 0 or not len(begins):
+        none = np.zeros(0, np.int64)
+        return none, none, none
+    first = np.searchsorted(bounds, begins, side="right") - 1
+    counts = np.searchsorted(bounds, begins + (length - 1), side="right") - first
+    # Row by row the parts first, first + 1, ...: a running number minus where the row's own run began.
+    run = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    parts = np.repeat(first, counts) + run
+    row_begins = np.repeat(begins, counts)
+    low = np.maximum(row_begins, bounds[parts])
+    high = np.minimum(row_begins + length, bounds[parts + 1])
+    return parts, low - bounds[parts], high - low

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, overload
 import msgspec
 import numpy as np
 
-from headrace.stores.arguments import check_ranges
-from headrace.stores.types import MAIN, IntArray, KeyList, TokenArray
+from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "Store", "TokenArray"]
 

@@ -25,7 +25,7 @@ from headrace.stores import (
     WrittenShard,
     save_manifest,
 )
-from headrace.stores.indexed_layout import Layout, dtype_code
+from headrace.stores.indexed.layout import Layout, dtype_code
 from headrace.testing.strategies import Documents
 
 

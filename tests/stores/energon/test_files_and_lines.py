@@ -17,8 +17,8 @@ from energon_prepared import prepared
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import reader
 from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, JsonlStore, TarStore, open_tokens
-from headrace.stores.energon import MediaRow, jsonl_index, update_media, write_lines
-from headrace.stores.energon.jsonl_index import scan_lines
+from headrace.stores.energon import MediaRow, jsonl, update_media, write_lines
+from headrace.stores.energon.jsonl import scan_lines
 
 
 @pytest.fixture
@@ -92,8 +92,8 @@ def test_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], end
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     data = b"\n".join(lines) + b"\n" * ended
     path.write_bytes(data)
-    before = jsonl_index._CHUNK_BYTES
-    jsonl_index._CHUNK_BYTES = chunk  # type: ignore[misc]
+    before = jsonl._CHUNK_BYTES
+    jsonl._CHUNK_BYTES = chunk  # type: ignore[misc]
     try:
         if not any(line.strip() for line in lines):
             with pytest.raises(InputError, match="holds no record"):
@@ -101,7 +101,7 @@ def test_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], end
             return
         assert scan_lines(str(path), reader("pread")).tolist() == plainly(data)
     finally:
-        jsonl_index._CHUNK_BYTES = before  # type: ignore[misc]
+        jsonl._CHUNK_BYTES = before  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("line", [b"[1]", b"{", b"x{}", b"{} x", b"}", b'"{}"'])
@@ -144,11 +144,11 @@ def test_a_record_that_is_no_json(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl_index, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(jsonl, "_KEPT_BYTES", 10)
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n')
     assert len(JsonlSamplesStore(path)) == 2
-    monkeypatch.setattr(jsonl_index, "scan_lines", lambda *_: pytest.fail("it was there"))
+    monkeypatch.setattr(jsonl, "scan_lines", lambda *_: pytest.fail("it was there"))
     assert JsonlSamplesStore(path)[1].parts == {"json": b'{"text": "two"}'}
     assert JsonlSamplesStore(path).find("1") == 1
     for key in ("2", "01", "-1", "x", "٣"):

@@ -11,7 +11,7 @@ from energon_prepared import prepared
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.stores import EnergonStore, JoinedStore
 from headrace.stores.energon import Join, JoinColumn, Nonmatch, cache_folder, write_join
-from headrace.stores.energon.join_index import join_name
+from headrace.stores.energon.joined import join_name
 
 
 def shard(*keys: str, part: str = "txt", size: int = 3) -> list[tuple[str, bytes]]:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.errors import HeadraceError, InputError, StoreError
 from headrace.stores.sample_store import PartPlace, RawSample
-from headrace.stores.tar import runs, shards
+from headrace.stores.tar import sample as runs
+from headrace.stores.tar import shards
 from headrace.stores.tar.index import index_path, write_index
 from headrace.stores.tar.scan import scan_shard
 from headrace.stores.tar.shards import TarShards

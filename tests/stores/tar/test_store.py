@@ -200,7 +200,7 @@ def test_where_indexes_are_kept(tmp_path: Path, cache: Path, monkeypatch: pytest
 
     # What is found there is not made again, whatever is asked for.
     with monkeypatch.context() as patched:
-        patched.setattr("headrace.stores.tar.indexing.scan_shard", None)
+        patched.setattr("headrace.stores.tar.index.scan_shard", None)
         assert TarStore(tmp_path).files == kept
         with pytest.raises(TypeError):
             TarStore(tmp_path, index="memory")
@@ -250,7 +250,7 @@ def test_repeated_keys(tmp_path: Path) -> None:
 
 
 def test_keys_with_the_same_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.stores.tar.key_table._hash", lambda key: len(key))
+    monkeypatch.setattr("headrace.stores.tar.index._hash", lambda key: len(key))
     path = write_tar(tmp_path / "0.tar", [(f"{key}.txt", b"") for key in ("a", "b", "cc", "a", "dd")])
     store = TarStore(path)
     assert [store.find(key) for key in ("a", "b", "cc", "dd")] == [0, 1, 2, 4]

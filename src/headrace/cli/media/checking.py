@@ -18,7 +18,7 @@ from headrace.prepare.energon.state import STATE_NAME, load_state, state_problem
 from headrace.prepare.energon.work import WORK_NAME
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits
-from headrace.stores.energon.layout import META_FOLDER
+from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.sample_layouts import sample_layout
 from headrace.stores.sample_store import SampleStore

@@ -13,10 +13,10 @@ import numpy as np
 from headrace.cli.media.opening import SampleOptions, open_sample_store, total_bytes
 from headrace.errors import ConfigError
 from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_splits
-from headrace.stores.energon.layout import META_FOLDER, UUID_NAME
+from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.energon.sqlite_index import SqliteIndex
-from headrace.stores.quarantined import QuarantinedStore
+from headrace.stores.quarantine import QuarantinedStore
 from headrace.stores.sample_store import SampleStore
 
 LOOKED_AT: Final = 1000

@@ -12,7 +12,7 @@ from headrace.datasets.astrai.files import FormatName, NoDataError, detect_forma
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import KeyedStore, ShardedStore, open_keys
 from headrace.stores import Store as HeadraceStore
-from headrace.stores.types import KeyList
+from headrace.stores.arguments import KeyList
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, SampleError
 from headrace.samples.media import SampleDecoder, SourceInfo, add_sources
 from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore
 from headrace.stores import open as open_store
-from headrace.stores.quarantined import QuarantinedStore
+from headrace.stores.quarantine import QuarantinedStore
 from headrace.stores.tar.names import sample_part
 
 FILESYSTEM: Final = "filesystem://"

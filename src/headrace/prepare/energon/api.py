@@ -17,8 +17,8 @@ from headrace.prepare.energon.state import tell_of_new_index
 from headrace.prepare.energon.work import WorkFolder
 from headrace.prepare.energon.worker import ReadSetup, read_all
 from headrace.prepare.text_run import usable_cores
-from headrace.stores.energon.jsonl_index import index_place, write_lines
-from headrace.stores.energon.layout import INDEX_NAME, META_FOLDER, folder_kind
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, folder_kind
+from headrace.stores.energon.jsonl import index_place, write_lines
 from headrace.stores.energon.sqlite_writer import update_media
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.errors import InputError
 from headrace.prepare.energon.options import exclude_pattern
-from headrace.stores.tar.compressed import SUFFIXES, check_uncompressed
+from headrace.stores.tar.names import SUFFIXES, check_uncompressed
 
 
 class FoundTar(msgspec.Struct, frozen=True):

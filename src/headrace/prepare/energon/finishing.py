@@ -19,10 +19,9 @@ from headrace.prepare.energon.state import STATE_NAME, DatasetState, IndexState,
 from headrace.prepare.energon.taking import Indexed
 from headrace.prepare.energon.work import WorkFolder
 from headrace.prepare.shards.nv_meta import ENERGON_VERSION
+from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, OLD_INFO_NAME, SPLIT_NAME, UUID_NAME
 from headrace.stores.energon.dataset_yaml import CRUDE
-from headrace.stores.energon.info import write_info
-from headrace.stores.energon.layout import INDEX_NAME, INFO_NAME, META_FOLDER, OLD_INFO_NAME, SPLIT_NAME, UUID_NAME
-from headrace.stores.energon.splits import Splits, write_splits
+from headrace.stores.energon.splits import Splits, write_info, write_splits
 
 _MODULE: Final = "megatron.energon"
 _SHOWN: Final = 3

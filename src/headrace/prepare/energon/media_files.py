@@ -13,7 +13,7 @@ from headrace.errors import InputError
 from headrace.prepare.energon.media import HEAD_BYTES, MediaFinder
 from headrace.prepare.energon.options import MediaFilter
 from headrace.prepare.shards.messages import load, save
-from headrace.stores.energon.layout import META_FOLDER
+from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.sqlite_index import MediaRow
 
 FILES_A_TASK: Final = 500

@@ -9,8 +9,8 @@ from typing import Any
 from headrace.errors import ConfigError, StoreError
 from headrace.io import check_local, output_errors
 from headrace.stores.energon.config_file import as_map, described, read_config
-from headrace.stores.energon.join_index import JoinColumn, cache_folder
 from headrace.stores.energon.join_writer import Join, write_join
+from headrace.stores.energon.joined import JoinColumn, cache_folder
 from headrace.stores.energon.store import EnergonStore
 
 _BLENDS = ("blend", "blend_epochized", "concat")

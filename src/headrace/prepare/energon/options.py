@@ -11,9 +11,9 @@ import msgspec
 from headrace.errors import ConfigError, StoreError
 from headrace.prepare.options import ErrorOptions
 from headrace.prepare.shards.options import SPLIT_NAMES, check_sample_type
-from headrace.stores.energon.braces import expand
+from headrace.stores.energon.config_file import DATASET_NAME
 from headrace.stores.energon.dataset_yaml import CRUDE
-from headrace.stores.energon.layout import DATASET_NAME
+from headrace.stores.energon.splits import expand
 
 MediaStrategy = Literal["EXTENSION", "HEADER", "GLOB"]
 

@@ -19,9 +19,8 @@ from headrace.prepare.energon.taking import Indexed, Taker
 from headrace.prepare.energon.work import WorkFolder
 from headrace.prepare.energon.worker import ReadSetup, ScanTask, read_all
 from headrace.prepare.text_run import usable_cores
-from headrace.stores.energon.info import read_info
-from headrace.stores.energon.layout import INFO_NAME, META_FOLDER, UUID_NAME
-from headrace.stores.energon.splits import Splits, find_splits
+from headrace.stores.energon.config_file import INFO_NAME, META_FOLDER, UUID_NAME
+from headrace.stores.energon.splits import Splits, find_splits, read_info
 from headrace.stores.energon.sqlite_writer import SqliteWriter
 
 WORKER_BYTES: Final = 128 << 20

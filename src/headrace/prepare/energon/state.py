@@ -18,7 +18,7 @@ from headrace.errors import StoreError
 from headrace.io import FileSum, atomic_write, file_sum, hash_bytes
 from headrace.prepare.energon.options import MediaFilter
 from headrace.stores import Problem, check_file
-from headrace.stores.energon.layout import INDEX_NAME, META_FOLDER
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.tar.index import index_path
 
 STATE_NAME: Final = "headrace.json"

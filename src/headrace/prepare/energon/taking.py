@@ -13,7 +13,7 @@ from headrace.prepare.energon.options import EnergonOptions, MediaFilter
 from headrace.prepare.energon.report import DuplicateKey
 from headrace.prepare.energon.scanning import ShardScan
 from headrace.prepare.energon.state import DatasetState, ShardState
-from headrace.stores.energon.layout import INDEX_NAME, META_FOLDER
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_writer import EarlierShard, SqliteWriter
 
 

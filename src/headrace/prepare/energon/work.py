@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError, OutputError
 from headrace.io import claim_folder, output_errors, sync_folder
 from headrace.prepare.energon.scanning import ShardScan, is_tar_index_right, scan_path, write_tar_index
 from headrace.prepare.shards.messages import load, save
-from headrace.stores.energon.layout import META_FOLDER
+from headrace.stores.energon.config_file import META_FOLDER
 
 WORK_NAME: Final = ".headrace"
 

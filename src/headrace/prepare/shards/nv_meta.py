@@ -13,9 +13,8 @@ from headrace.io import atomic_write, output_errors
 from headrace.prepare.shards.messages import FilledShard
 from headrace.prepare.shards.options import ShardOutput
 from headrace.prepare.shards.planning import ShardPlan
-from headrace.stores.energon.info import write_info
-from headrace.stores.energon.layout import DATASET_NAME, INDEX_NAME, INFO_NAME, META_FOLDER, SPLIT_NAME, UUID_NAME
-from headrace.stores.energon.splits import write_splits
+from headrace.stores.energon.config_file import DATASET_NAME, INDEX_NAME, INFO_NAME, META_FOLDER, SPLIT_NAME, UUID_NAME
+from headrace.stores.energon.splits import write_info, write_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter
 from headrace.stores.tar.scan import ScannedShard
 

@@ -20,7 +20,7 @@ from headrace.prepare.shards.options import ShardOptions
 from headrace.prepare.shards.planning import BAD, DUPLICATE, GOOD, Gathered, ShardPlan, output_order, plan_shards
 from headrace.prepare.sources import counted_from, record_noun
 from headrace.stores import ContentLedger, DocumentLedger, ErrorEntry, ProvenanceWriter
-from headrace.stores.types import IntArray
+from headrace.stores.arguments import IntArray
 
 FLUSH_BYTES: Final = 64 << 20
 _REASONS: Final = {BAD: "bad", DUPLICATE: "duplicate"}

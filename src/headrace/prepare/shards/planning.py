@@ -22,8 +22,8 @@ from headrace.plan.permutation import permute
 from headrace.prepare.shards.messages import FoundSample
 from headrace.prepare.shards.naming import numbered
 from headrace.prepare.shards.options import SPLIT_NAMES, ShardOutput
+from headrace.stores.arguments import IntArray
 from headrace.stores.tar.writer import member_bytes
-from headrace.stores.types import IntArray
 
 GOOD: Final = 0
 BAD: Final = 1

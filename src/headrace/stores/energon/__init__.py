@@ -19,16 +19,13 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
+    from headrace.stores.energon.config_file import folder_kind
     from headrace.stores.energon.dataset_yaml import DatasetConfig, Reference, read_dataset
     from headrace.stores.energon.filesystem import FilesystemStore
-    from headrace.stores.energon.info import Info, read_info, write_info
-    from headrace.stores.energon.join_index import JoinColumn, Nonmatch, cache_folder
     from headrace.stores.energon.join_writer import Join, write_join
-    from headrace.stores.energon.joined import JoinedStore
-    from headrace.stores.energon.jsonl import JsonlSamplesStore
-    from headrace.stores.energon.jsonl_index import write_lines
-    from headrace.stores.energon.layout import folder_kind
-    from headrace.stores.energon.splits import SplitPart, Splits, read_splits, write_splits
+    from headrace.stores.energon.joined import JoinColumn, JoinedStore, Nonmatch, cache_folder
+    from headrace.stores.energon.jsonl import JsonlSamplesStore, write_lines
+    from headrace.stores.energon.splits import Info, SplitPart, Splits, read_info, read_splits, write_info, write_splits
     from headrace.stores.energon.sqlite_index import MediaRow, PartRow, SampleRow, SqliteIndex
     from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
     from headrace.stores.energon.store import EnergonStore
@@ -37,13 +34,13 @@ _HOMES = {
     "DatasetConfig": "headrace.stores.energon.dataset_yaml",
     "EnergonStore": "headrace.stores.energon.store",
     "FilesystemStore": "headrace.stores.energon.filesystem",
-    "Info": "headrace.stores.energon.info",
+    "Info": "headrace.stores.energon.splits",
     "Join": "headrace.stores.energon.join_writer",
-    "JoinColumn": "headrace.stores.energon.join_index",
+    "JoinColumn": "headrace.stores.energon.joined",
     "JoinedStore": "headrace.stores.energon.joined",
     "JsonlSamplesStore": "headrace.stores.energon.jsonl",
     "MediaRow": "headrace.stores.energon.sqlite_index",
-    "Nonmatch": "headrace.stores.energon.join_index",
+    "Nonmatch": "headrace.stores.energon.joined",
     "PartRow": "headrace.stores.energon.sqlite_index",
     "Reference": "headrace.stores.energon.dataset_yaml",
     "SampleRow": "headrace.stores.energon.sqlite_index",
@@ -51,15 +48,15 @@ _HOMES = {
     "Splits": "headrace.stores.energon.splits",
     "SqliteIndex": "headrace.stores.energon.sqlite_index",
     "SqliteWriter": "headrace.stores.energon.sqlite_writer",
-    "cache_folder": "headrace.stores.energon.join_index",
-    "folder_kind": "headrace.stores.energon.layout",
+    "cache_folder": "headrace.stores.energon.joined",
+    "folder_kind": "headrace.stores.energon.config_file",
     "read_dataset": "headrace.stores.energon.dataset_yaml",
-    "read_info": "headrace.stores.energon.info",
+    "read_info": "headrace.stores.energon.splits",
     "read_splits": "headrace.stores.energon.splits",
     "update_media": "headrace.stores.energon.sqlite_writer",
-    "write_info": "headrace.stores.energon.info",
+    "write_info": "headrace.stores.energon.splits",
     "write_join": "headrace.stores.energon.join_writer",
-    "write_lines": "headrace.stores.energon.jsonl_index",
+    "write_lines": "headrace.stores.energon.jsonl",
     "write_splits": "headrace.stores.energon.splits",
 }
 

@@ -1,4 +1,4 @@
-"""Reads the small YAML and JSON files of a dataset, YAML in the dialect that Energon reads.
+"""The files of an Energon dataset by name, and the small ones among them, YAML and JSON, read as Energon reads them.
 
 Energon's YAML knows maps, lists and scalars. A plain scalar is null (``null``, ``~``) or a truth value (``true``,
 ``yes``, ``false``, ``no``), each in any case; where it holds a ``.`` or an ``e``, a number as Python's ``float`` takes
@@ -7,6 +7,8 @@ so is every key. Anchors and tags are passed over, an alias is the string ``"*na
 
 Two things are read here that Energon fails on: a value that is left out (``key:``) is null, and a file that begins
 with ``---`` is its one document.
+
+Names of the files of an Energon dataset, and which kind of dataset lies at a path.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import yaml
@@ -147,3 +149,23 @@ def _plain(text: str) -> Any:
         return float(text) if "." in text or "e" in lower else int(text)
     except ValueError:
         return text
+
+
+META_FOLDER: Final = ".nv-meta"
+INFO_NAME: Final = ".info.json"
+OLD_INFO_NAME: Final = ".info.yaml"
+SPLIT_NAME: Final = "split.yaml"
+JSON_SPLIT_NAME: Final = "split.json"
+DATASET_NAME: Final = "dataset.yaml"
+INDEX_NAME: Final = "index.sqlite"
+UUID_NAME: Final = "index.uuid"
+
+Kind = Literal["webdataset", "filesystem"]
+
+
+def folder_kind(root: Path) -> Kind | None:
+    """What lies in a folder by its ``.nv-meta``, as Energon tells it; None where it has none, or an empty one."""
+    meta = root / META_FOLDER
+    if (meta / INFO_NAME).is_file() or (meta / OLD_INFO_NAME).is_file():
+        return "webdataset"
+    return "filesystem" if (meta / INDEX_NAME).is_file() else None

@@ -8,8 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from headrace.errors import StoreError
-from headrace.stores.energon.config_file import as_map, as_strings, described, near, read_config
-from headrace.stores.energon.layout import DATASET_NAME
+from headrace.stores.energon.config_file import DATASET_NAME, as_map, as_strings, described, near, read_config
 from headrace.stores.energon.splits import config_path
 
 STANDARD: Final = "StandardWebdatasetFactory"

@@ -13,13 +13,12 @@ import xxhash
 
 from headrace.errors import StoreError
 from headrace.io import Reader, natural_key, reader, safe_relative
-from headrace.stores.arguments import positions, sample_numbers
-from headrace.stores.energon.layout import INDEX_NAME, META_FOLDER
+from headrace.stores.arguments import IntArray, positions, sample_numbers
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
 from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
 from headrace.stores.tar.names import sample_part
-from headrace.stores.types import IntArray
 
 SHARD: Final = "."
 """The name of the one shard: the folder itself."""

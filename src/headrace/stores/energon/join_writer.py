@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import AtomicFile, output_errors
-from headrace.stores.energon.join_index import MAGIC, JoinColumn, check_columns, join_name
+from headrace.stores.energon.joined import MAGIC, JoinColumn, check_columns, join_name
 from headrace.stores.energon.sqlite_index import BATCH_ROWS, open_read_only
 from headrace.stores.energon.store import EnergonStore
 

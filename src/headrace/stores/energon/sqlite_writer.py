@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.errors import InputError, OutputError
 from headrace.io import atomic_write, output_errors, sync_folder
-from headrace.stores.energon.layout import INDEX_NAME, META_FOLDER, UUID_NAME
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, UUID_NAME
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.tar.scan import ScannedShard
 

@@ -1,34 +1,191 @@
-"""A dataset that Energon prepared: shards of samples below a folder with a ``.nv-meta``."""
+"""A dataset that Energon prepared: shards of samples below a folder with a ``.nv-meta``.
+
+What of a dataset is opened: its info and its split file, and how far they may disagree.
+
+Compares ``index.sqlite`` with the shards that it is of, and the keys of all shards with each other.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.io import Reader, check_local, reader
-from headrace.stores.arguments import positions, sample_numbers
-from headrace.stores.energon.checking import check_index, check_keys
+from headrace.stores.arguments import IntArray, positions, sample_numbers
+from headrace.stores.checking import Faults
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
-from headrace.stores.energon.info import Info
-from headrace.stores.energon.layout import INDEX_NAME, META_FOLDER
-from headrace.stores.energon.lookup import KeyLookup
-from headrace.stores.energon.numbering import Numbering
-from headrace.stores.energon.opening import Opened, open_dataset
+from headrace.stores.energon.lookup import KeyLookup, Numbering
 from headrace.stores.energon.shards import DatasetShards
-from headrace.stores.energon.splits import SplitPart
+from headrace.stores.energon.splits import (
+    DEFAULT_PART,
+    Info,
+    SplitPart,
+    find_splits,
+    read_info,
+    read_splits,
+    split_part,
+    whole,
+)
+from headrace.stores.energon.sqlite_index import PartRow, SqliteIndex
 from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
+from headrace.stores.tar.index import KeyTable, index_path
 from headrace.stores.tar.names import sample_part
-from headrace.stores.types import IntArray
 
+
+def check_index(index: SqliteIndex, info: Info, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
+    """Every row of ``samples`` of some shards against their headers and indices; the first fault of each shard."""
+    path = str(index.path)
+    numbers = {name: number for number, name in enumerate(info.shard_counts)}
+    try:
+        if not index.has_samples:
+            return
+        for at, name in enumerate(names):
+            if shards.is_tar[at]:
+                fault = _fault(index, numbers[name], at, shards)
+                if fault is not None:
+                    place, message = fault
+                    yield Problem(path=path, place=f"{name}: {place}" if place else name, message=message)
+    except HeadraceError as error:
+        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+
+
+def check_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
+    """Keys that several samples of the tars have, by one more pass over the headers; 16 bytes a sample are kept."""
+    bounds = [0]
+    read: list[int] = []
+
+    def keys() -> Iterator[str]:
+        for at in np.flatnonzero(shards.is_tar).tolist():
+            try:
+                found = shards.keys(at)
+            except HeadraceError:
+                continue  # which the check of the shard tells of
+            read.append(at)
+            bounds.append(bounds[-1] + len(found))
+            yield from found
+
+    faults = Faults(path, "keys")
+    for numbers in KeyTable(keys(), -1).repeated():
+        places: dict[str, list[str]] = {}
+        for number in numbers:
+            which = int(np.searchsorted(bounds, number, side="right")) - 1
+            at, index = read[which], number - bounds[which]
+            places.setdefault(shards.key(at, index), []).append(f"{names[at]} sample {index}")
+        for key, where in places.items():
+            if len(where) > 1 and faults.to_name(np.array([True])):
+                message = f"is there {len(where)} times: {', '.join(where[:5])}; a key names one sample"
+                yield Problem(path=path, place=f"key {key!r}", message=message)
+    yield from faults.rest()
+
+
+def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
+    try:
+        keys, offsets = shards.keys(at), shards.offsets(at).tolist()
+    except HeadraceError:
+        return None  # which the check of the shard tells of
+    rows = list(index.samples(number))
+    for row, place in zip(rows, range(len(keys)), strict=False):
+        wanted = (place, keys[place], offsets[place], offsets[place + 1] - offsets[place])
+        found = (row.sample, row.key, row.offset, row.size)
+        if found != wanted:
+            return f"sample {place}", f"(index, key, byte, size) is {found}, in the shard {wanted}; prepare it again"
+    if len(rows) != len(keys):
+        return "", f"has {len(rows):,} samples, the shard {len(keys):,}; prepare it again"
+    return _part_fault(index.parts(number), len(keys), at, shards) if index.has_parts else None
+
+
+def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
+    row = next(rows, None)
+    for sample in range(count):
+        found = {}
+        while row is not None and row.sample == sample:
+            found[row.part] = (row.offset, row.size)  # of several of one name the last one, as in reading
+            row = next(rows, None)
+        wanted = {part: (place.offset, place.size) for part, place in shards.places(at, sample).items()}
+        if found != wanted:
+            message = f"its parts (byte, size) are {found}, in the shard {wanted}; prepare it again"
+            return f"sample {sample}", message
+    return None if row is None else (f"sample {row.sample}", f"part {row.part!r} is not in the shard; prepare it again")
+
+
+_ENTRY_BYTES: Final = 8
 _log = logging.getLogger("headrace")
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """The shards of a dataset and of the part of it that is wanted, and the files that say so, the last one last."""
+
+    info: Info
+    part: SplitPart
+    files: tuple[Path, ...]
+
+
+def open_dataset(root: Path, part: str | None, split_config: str | None, strict: bool) -> Opened:
+    """Read info and split of a dataset.
+
+    Raises:
+        StoreError: missing, malformed, or at odds.
+        ConfigError: there is no such part; a split file is named and no part.
+    """
+    if part is None and split_config is not None:
+        raise ConfigError(f"{root}: split_config={split_config!r} needs a split_part, as 'train'")
+    info = read_info(root, strict=strict)
+    if part is None:
+        opened = Opened(info=info, part=whole(info), files=(info.path,))
+    else:
+        splits = read_splits(root, split_config) if strict else find_splits(root, split_config, strict=False)
+        if splits is not None:
+            opened = Opened(info=info, part=split_part(splits, part, info), files=(info.path, splits.path))
+        elif part == DEFAULT_PART:
+            _log.warning("%s: no split file; all shards are taken as %s", root, part)
+            opened = Opened(info=info, part=whole(info), files=(info.path,))
+        else:
+            raise ConfigError(f"{root}: no part {part!r}: there is no split file, so all shards are {DEFAULT_PART!r}")
+    return opened if strict else _as_indexed(root, opened)
+
+
+def _as_indexed(root: Path, opened: Opened) -> Opened:
+    """The same with the counts that the indices of the shards have, where there is one and it has another."""
+    counts = dict(opened.info.shard_counts)
+    differing = []
+    for name in dict.fromkeys(opened.part.shards):
+        found = indexed_count(root / name)
+        if found is not None and found != counts[name]:
+            differing.append(f"{name} has {found:,}, not {counts[name]:,}")
+            counts[name] = found
+    if not differing:
+        return opened
+    more = "" if len(differing) == 1 else f", and {len(differing) - 1} more"
+    _log.warning("%s: counts other than in the indices of the shards, which hold: %s%s", root, differing[0], more)
+    return msgspec.structs.replace(opened, info=msgspec.structs.replace(opened.info, shard_counts=counts))
+
+
+def indexed_count(tar: Path) -> int | None:
+    """The samples of a tar by the size of its index; None where there is none, or it is no tar.
+
+    Raises:
+        StoreError: the index cannot be one.
+    """
+    if tar.suffix != ".tar":
+        return None
+    place = index_path(tar)
+    try:
+        size = place.stat().st_size
+    except OSError:
+        return None
+    if size < _ENTRY_BYTES or size % _ENTRY_BYTES:
+        raise StoreError(f"{place}: {size} bytes, which is no index: 8 bytes a sample and 8 more; prepare it again")
+    return size // _ENTRY_BYTES - 1
 
 
 class EnergonStore(SampleStore):

@@ -11,11 +11,9 @@ import numpy as np
 
 from headrace.errors import InputError
 from headrace.io import PreadReader, Reader
-from headrace.stores.tar.compressed import check_uncompressed
-from headrace.stores.tar.headers import BLOCK, HeaderError, next_member, plain_member
-from headrace.stores.tar.names import sample_part
-from headrace.stores.tar.window import Window
-from headrace.stores.types import IntArray
+from headrace.stores.arguments import IntArray
+from headrace.stores.tar.headers import BLOCK, HeaderError, Window, next_member, plain_member
+from headrace.stores.tar.names import check_uncompressed, sample_part
 
 _TAIL_BYTES: Final = 1 << 20
 """Behind the end this much is looked at: tar pads an archive to records, mostly of 10 KiB."""

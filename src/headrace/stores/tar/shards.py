@@ -1,7 +1,13 @@
-"""Tar shards with an index each: the samples of any shard by number."""
+"""Tar shards with an index each: the samples of any shard by number, and a check of everything in it.
+
+Everything that can be wrong with a shard and its index, by a pass over its headers.
+
+Memory of samples that were let go is used again.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -10,18 +16,84 @@ from typing import Final, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import InputError, StoreError
+from headrace.errors import HeadraceError, InputError, StoreError
 from headrace.io import Reader, reader
+from headrace.stores.arguments import IntArray
+from headrace.stores.checking import Faults
 from headrace.stores.sample_store import PartPlace, RawSample
 from headrace.stores.store import Problem
-from headrace.stores.tar.check import check_shard
-from headrace.stores.tar.headers import Fetch
-from headrace.stores.tar.index import ENTRY_BYTES, IndexPlace, beside, index_entries, open_index
-from headrace.stores.tar.memory import keep_freed_memory
-from headrace.stores.tar.runs import read_runs
-from headrace.stores.tar.sample import Places, WalkError, sample_places, walk_sample
-from headrace.stores.tar.window import Window
-from headrace.stores.types import IntArray
+from headrace.stores.tar.headers import Fetch, Window
+from headrace.stores.tar.index import ENTRY_BYTES, IndexPlace, beside, index_entries, index_faults, open_index
+from headrace.stores.tar.sample import Places, WalkError, read_runs, sample_places, walk_sample
+from headrace.stores.tar.scan import ScannedShard, scan_shard
+
+
+def check_shard(path: str, offsets: IntArray, *, using: Reader, hidden: bool) -> Iterator[Problem]:
+    """What is wrong with a shard, and where it differs from its index. Contents have no checksum in a tar."""
+    try:
+        found = scan_shard(path, hidden=hidden, on_fault="keep", using=using.for_pass())
+    except HeadraceError as error:
+        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+        return
+    for fault in found.faults:
+        yield Problem(path=path, place=f"byte {fault.byte}", message=f"sample {fault.sample}: {fault.message}")
+    if found.offsets[-1] == found.size and not found.faults:
+        yield Problem(
+            path=path, place=f"byte {found.size}", message="no end of the archive: it may have been cut short"
+        )
+    yield from _index_problems(path, offsets, found)
+    yield from _part_problems(path, found)
+
+
+def _index_problems(path: str, offsets: IntArray, found: ScannedShard) -> Iterator[Problem]:
+    yield from (
+        Problem(path=path, place=f"index entry {entry}", message=message) for entry, message in index_faults(offsets)
+    )
+    # Behind a fault that ended the pass nothing is known.
+    ended = any(fault.ends for fault in found.faults)
+    if len(offsets) != len(found.offsets) and not ended:
+        message = f"the index tells of {len(offsets) - 1:,} samples, the shard holds {len(found.keys):,}"
+        yield Problem(path=path, place="", message=message)
+    both = min(len(offsets), len(found.offsets)) - ended
+    faults = Faults(path, "entries of the index")
+    # Entry 0 is never read.
+    for at in faults.to_name(offsets[1:both] != found.offsets[1:both]):
+        message = f"byte {offsets[at + 1]} by the index, byte {found.offsets[at + 1]} in the shard"
+        yield Problem(path=path, place=f"index entry {at + 1}", message=message)
+    yield from faults.rest()
+
+
+def _part_problems(path: str, found: ScannedShard) -> Iterator[Problem]:
+    """Parts that are there twice, and keys that would leave a folder they were unpacked to."""
+    twice, leaving = Faults(path, "samples with a part twice"), Faults(path, "keys")
+    bounds = found.part_bounds.tolist()
+    doubled = [len(set(found.part_names[begin:end])) < end - begin for begin, end in itertools.pairwise(bounds)]
+    for at in twice.to_name(np.array(doubled, bool)):
+        names = found.part_names[bounds[at] : bounds[at + 1]]
+        part = next(name for name in names if names.count(name) > 1)
+        message = f"key {found.keys[at]!r}: part {part!r} is there more than once; the last counts"
+        yield Problem(path=path, place=f"sample {at}", message=message)
+    yield from twice.rest()
+    unsafe = [key.startswith("/") or "\0" in key or ".." in key.split("/") for key in found.keys]
+    for at in leaving.to_name(np.array(unsafe, bool)):
+        message = f"key {found.keys[at]!r} leaves its folder: harmless here, not where it is unpacked"
+        yield Problem(path=path, place=f"sample {at}", message=message)
+    yield from leaving.rest()
+
+
+_BYTES: Final = 8 << 20
+"""More than the parts of most samples; glibc takes the hint from blocks of up to 32 MiB."""
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, up to twice ``_BYTES``; nothing but time changes.
+
+    Glibc gives memory back to the system as soon as 128 KiB are free at the end of its heap, until a larger block was
+    freed once. A batch of images that is let go and the next one that is read then cost a fault and 4 KiB of zeros
+    for each page, about as much as to copy the bytes themselves. Costs some microseconds.
+    """
+    np.empty(_BYTES, np.uint8)
+
 
 _TOGETHER_BYTES: Final = 64 << 10
 """Without a mapping, entries of an index that lie within this are read at once."""

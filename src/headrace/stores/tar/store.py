@@ -12,16 +12,14 @@ import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.io import Reader
-from headrace.stores.arguments import positions
-from headrace.stores.faults import Faults
+from headrace.stores.arguments import IntArray, positions
+from headrace.stores.checking import Faults
 from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
-from headrace.stores.tar.found import TarPaths, common_root, find_tars
-from headrace.stores.tar.indexing import IndexWhere, shard_indexes
-from headrace.stores.tar.key_table import KeyTable
+from headrace.stores.tar.index import IndexWhere, KeyTable, shard_indexes
+from headrace.stores.tar.names import TarPaths, common_root, find_tars
 from headrace.stores.tar.scan import TarFault
 from headrace.stores.tar.shards import TarShards
-from headrace.stores.types import IntArray
 
 _PROBES: Final = 8
 """Entries of each index that go into the fingerprint, besides the last."""

@@ -1,0 +1,339 @@
+"""One HDF5 file of documents of several keys, as AstrAI kept them up to 1.3.11.
+
+The HDF5 layout of AstrAI: where the values of each key lie in the file.
+
+    /<key>/              a group a key
+    /<key>/data_<i>      1-D, contiguous, no filters, no attributes: the values of one document, or of many
+
+Every dataset is one range of bytes of the file. So h5py is asked once, when the file is opened, where each begins;
+values are then read as from any other file, mapped or by ``preadv``.
+
+Source: AstrAI 1.3.7 to 1.3.11, ``save_h5`` and ``load_h5``. The page ``docs/formats/hdf5.md`` says what is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+import numpy as np
+import xxhash
+
+from headrace.errors import ConfigError, MissingExtraError, StoreError
+from headrace.io import Reader, check_local, natural_key, reader
+from headrace.stores.arguments import read_only
+from headrace.stores.checking import check_file, check_values
+from headrace.stores.keyed.layout import DTYPE_NAMES, key_dtype
+from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.segmented import SegmentedStore, cut_at, tokens_at
+from headrace.stores.store import IntArray, Problem, TokenArray
+from headrace.stores.written import OutputShard
+
+HDF5_SUFFIXES: Final = (".h5", ".hdf5")
+DatasetOrder = Literal["number", "name"]
+
+
+class Segments(msgspec.Struct, frozen=True):
+    """The datasets of one key, in order.
+
+    Attributes:
+        names: of the datasets.
+        dtype: of all of them.
+        offsets: (n,) int64, the byte of the file where each begins.
+        bounds: (n + 1,) int64, prefix sums of their values.
+    """
+
+    names: tuple[str, ...]
+    dtype: np.dtype[Any]
+    offsets: IntArray
+    bounds: IntArray
+
+
+def load_h5py(path: str) -> Any:
+    """The package.
+
+    Raises:
+        MissingExtraError: it is not installed; names the file that needs it.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingExtraError(f"{path}: HDF5 needs h5py: pip install 'headrace[hdf5]'") from error
+    return h5py
+
+
+def check_order(order: str) -> None:
+    """Raise ConfigError for an order that does not exist."""
+    if order not in get_args(DatasetOrder):
+        allowed = ", ".join(map(repr, get_args(DatasetOrder)))
+        raise ConfigError(f"order={order!r} is unknown; the orders of datasets are {allowed}")
+
+
+def read_layout(path: str, file_bytes: int, order: DatasetOrder) -> dict[str, Segments]:
+    """The segments of each key, keys by name as HDF5 lists them. About 40 us a dataset.
+
+    Raises:
+        StoreError: not a whole HDF5 file, or not in this layout; says which group or dataset.
+        MissingExtraError: h5py is not installed.
+    """
+    h5py = load_h5py(path)
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            root = file.id
+            keys = [name.decode() for name in root]
+            found = {key: _segments(h5py, path, _child(h5py, path, root, key, "/"), key, order) for key in keys}
+    except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: not a whole HDF5 file: {error}") from error
+    if not found:
+        raise StoreError(f"{path}: names no key; a store has a group for each, with datasets data_0, data_1, ...")
+    for key, segments in found.items():
+        num_bytes = np.diff(segments.bounds) * segments.dtype.itemsize
+        outside = np.flatnonzero(segments.offsets > file_bytes - num_bytes)
+        if len(outside):
+            at = int(outside[0])
+            raise StoreError(
+                f"{path}: /{key}/{segments.names[at]}: {num_bytes[at]} bytes from byte {segments.offsets[at]} on do not"
+                f" lie in the file of {file_bytes} bytes: it was cut short"
+            )
+    return found
+
+
+def missing_numbers(segments: Segments) -> list[str]:
+    """Names that the numbering of the datasets leaves out."""
+    numbers = [name.removeprefix("data_") for name in segments.names]
+    if not all(number.isdecimal() and number.isascii() for number in numbers):
+        return []
+    there = {int(number) for number in numbers}
+    return [f"data_{number}" for number in range(len(there)) if number not in there]
+
+
+def _child(h5py: Any, path: str, parent: Any, name: str, where: str) -> Any:
+    """What a name means in its group. Links elsewhere are not followed: they could name any file."""
+    if parent.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+        raise StoreError(f"{path}: {where}{name} is a link; only what lies in the file itself is read")
+    return h5py.h5o.open(parent, name.encode())
+
+
+def _segments(h5py: Any, path: str, group: Any, key: str, order: DatasetOrder) -> Segments:
+    if not isinstance(group, h5py.h5g.GroupID):
+        raise StoreError(
+            f"{path}: /{key} is a dataset; a key is a group, with its values in /{key}/data_0, data_1, ..."
+        )
+    names = sorted((name.decode() for name in group), key=None if order == "name" else natural_key)
+    dtype: np.dtype[Any] | None = None
+    offsets = np.zeros(len(names), np.int64)
+    bounds = np.zeros(len(names) + 1, np.int64)
+    for at, name in enumerate(names):
+        where = f"{path}: /{key}/{name}"
+        dataset = _child(h5py, path, group, name, f"/{key}/")
+        if not isinstance(dataset, h5py.h5d.DatasetID):
+            raise StoreError(f"{where} is a group; a key holds datasets only")
+        if len(dataset.shape or ()) != 1:
+            raise StoreError(f"{where} has the shape {dataset.shape}; a document is one-dimensional")
+        if dtype is None:
+            dtype = _dtype(where, dataset.dtype)
+        if dataset.dtype != dtype:
+            raise StoreError(
+                f"{where} is of {dataset.dtype}, the datasets before it are of {dtype}; a key has one dtype"
+            )
+        (bounds[at + 1],) = dataset.shape
+        offset = dataset.get_offset()
+        if offset is None and bounds[at + 1]:
+            raise StoreError(
+                f"{where} is chunked, compressed, external or was never written; values are read where they lie one"
+                " after another: h5repack --layout CONTI --filter NONE makes such a file"
+            )
+        offsets[at] = offset or 0
+    np.cumsum(bounds, out=bounds)
+    return Segments(tuple(names), np.dtype(np.int64) if dtype is None else dtype, offsets, bounds)
+
+
+def _dtype(where: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype.name not in DTYPE_NAMES or dtype.newbyteorder("<") != dtype:
+        raise StoreError(f"{where} is of {dtype.str}; allowed are {', '.join(DTYPE_NAMES)}, little-endian")
+    return dtype
+
+
+_ENDS_BYTES = 4096
+
+
+class Hdf5Store(SegmentedStore):
+    """One ``.h5`` file. A document is a dataset of a key; keys and parallel keys are those of `SegmentedStore`.
+
+    Opening it costs about 40 us a dataset, with h5py; values are then read without it, as views where mapped.
+
+    Args:
+        path: the file.
+        key: the main key.
+        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
+        order: of the datasets: ``"number"``, data_2 before data_10; ``"name"``, data_10 before data_2, which is how
+            AstrAI read files with more than ten.
+        vouched: the manifest's entry.
+
+    Raises:
+        StoreError: missing, torn, or not in this layout; says what was found and where.
+        ConfigError: there is no such key or order.
+        MissingExtraError: h5py is not installed.
+    """
+
+    format = "hdf5"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: str | None = None,
+        using: str | Reader = "mmap",
+        order: DatasetOrder = "number",
+        vouched: OutputShard | None = None,
+    ) -> None:
+        check_local(path)
+        check_order(order)
+        self.file = os.fspath(path)
+        self._reader = reader(using)
+        self._order: DatasetOrder = order
+        self._vouched = vouched
+        self._segments = read_layout(self.file, self._reader.size(self.file), order)
+        super().__init__(
+            self.file,
+            {name: segments.bounds for name, segments in self._segments.items()},
+            {name: segments.dtype for name, segments in self._segments.items()},
+            key,
+        )
+        if vouched is not None:  # of a key without datasets only the manifest knows the dtype
+            silent = [name for name, segments in self._segments.items() if not segments.names and name in vouched.keys]
+            self._assumed = {name: key_dtype(vouched.keys[name].dtype) for name in silent}
+            self._dtypes.update(self._assumed)
+        for fault in self._disagreements():
+            raise StoreError(f"{self.file}: not the shard that the manifest lists: {fault}")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file."""
+        return (Path(self.file),)
+
+    @property
+    def fingerprint(self) -> str:
+        """xxh3_128 of the keys, their dtypes and documents, and the first and last 4 KiB of each. O(documents)."""
+        hasher = xxhash.xxh3_128(self.format.encode())
+        for key in self._keys:
+            segments = self._segments[key]
+            hasher.update(repr((key, self._dtypes[key].str)).encode())
+            hasher.update(segments.bounds.tobytes())
+            total = int(segments.bounds[-1])
+            length = min(total, _ENDS_BYTES // segments.dtype.itemsize)
+            for begin in (0, total - length) if length else ():
+                hasher.update(self._read(begin, begin + length, key).tobytes())
+        return hasher.hexdigest()
+
+    def stream_view(self, key: str | None = None) -> TokenArray | None:
+        """The mapped values of a key that is all in one dataset, as AstrAI's pipeline wrote them."""
+        name = self._known(key)
+        segments = self._segments[name]
+        total = int(segments.bounds[-1])
+        if np.count_nonzero(np.diff(segments.bounds)) > 1 or self._reader.view(self.file) is None:
+            return None
+        return self._read(0, total, name) if total else read_only(np.empty(0, self._dtypes[name]))
+
+    def gather(self, begins: IntArray, length: int) -> TokenArray:
+        """(len(begins), length) values of the main key, a fresh array: one call of the reader."""
+        checked = self._checked_begins(begins, length)
+        values = self._read_parts(checked, length, self._keys[0])
+        return values.reshape(len(checked), length)
+
+    def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
+        """Anything, where a key has no datasets."""
+        return self._dtypes[key] == dtype or not self._segments[key].names
+
+    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
+        """Every rule of the layout, bools, ids, and every byte if a manifest beside the file vouches for it.
+
+        Ids are those of the main key, and of all keys of integers that a manifest says hold ids. The file is opened
+        anew, so what the store has seen before does not matter.
+        """
+        vouched = self._vouched
+        place = Path(self.file)
+        if vouched is None and (place.parent / MANIFEST_NAME).exists():
+            try:
+                entry = load_manifest(place.parent).shard(place.stem)
+                vouched = entry if entry is not None and entry.format == self.format else None
+            except StoreError as error:
+                yield Problem(path=str(place.parent / MANIFEST_NAME), place="", message=str(error))
+        if vouched is not None:
+            for file in vouched.files:
+                yield from check_file(place.with_name(file.name), file)
+        try:
+            store = Hdf5Store(
+                self.file, key=self._keys[0], using=copy.copy(self._reader), order=self._order, vouched=vouched
+            )
+        except StoreError as error:
+            yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
+            return
+        with store:
+            for key in store.keys:
+                yield from store._check_key(key, vouched, vocab_size)
+
+    def close(self) -> None:
+        """Let go of the file; arrays stay valid, and a later read opens it again."""
+        self._reader.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        how = {"key": self._keys[0], "using": self._reader, "order": self._order, "vouched": self._vouched}
+        return _reopen, (self.path, self.file, how, self._assumed, self.fingerprint)
+
+    def _read(self, begin: int, end: int, key: str) -> TokenArray:
+        segments = self._segments[key]
+        first = int(np.searchsorted(segments.bounds, begin, side="right")) - 1
+        if end > segments.bounds[first + 1]:
+            return read_only(self._read_parts(np.array([begin]), end - begin, key))
+        item = segments.dtype.itemsize
+        offset = int(segments.offsets[first]) + (begin - int(segments.bounds[first])) * item
+        return tokens_at(self._reader, self.file, segments.dtype, offset, (end - begin) * item)
+
+    def _read_parts(self, begins: IntArray, length: int, key: str) -> TokenArray:
+        segments = self._segments[key]
+        item = self._dtypes[key].itemsize
+        parts, firsts, counts = cut_at(segments.bounds, begins, length)
+        found = self._reader.read_ranges(self.file, segments.offsets[parts] + firsts * item, counts * item)
+        return found.view(self._dtypes[key])
+
+    def _check_key(self, key: str, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
+        segments = self._segments[key]
+        for name in missing_numbers(segments)[:1]:
+            yield Problem(path=self.file, place=f"/{key}", message=f"{name} is missing among {len(segments.names)}")
+        info = None if vouched is None else vouched.keys.get(key)
+        main = key == self._keys[0]
+        has_ids = main if info is None else info.ids and (main or self._dtypes[key].kind in "iu")
+        yield from check_values(
+            self.file,
+            self._dtypes[key],
+            lambda begin, end: self._read(begin, end, key),
+            segments.bounds,
+            vocab_size if has_ids else None,
+        )
+
+    def _disagreements(self) -> Iterator[str]:
+        """What the manifest's entry says otherwise."""
+        if self._vouched is None:
+            return
+        found = {key: (dtype.name, int(self._bounds[key][-1])) for key, dtype in self.dtypes.items()}
+        listed = {key: (info.dtype, info.tokens) for key, info in self._vouched.keys.items()}
+        if (found, self.num_documents) != (listed, self._vouched.documents):
+            yield f"found {self.num_documents} documents, {found}, listed {self._vouched.documents} and {listed}"
+        sizes = [file.size for file in self._vouched.files]
+        if sizes != [self._reader.size(self.file)]:
+            yield f"it has {self._reader.size(self.file)} bytes, listed {sizes[0]}"
+
+
+def _reopen(
+    path: str, file: str, how: dict[str, Any], assumed: dict[str, np.dtype[Any]], fingerprint: str
+) -> Hdf5Store:
+    store = Hdf5Store(file, **how).with_dtypes(assumed)
+    store.path = path
+    if store.fingerprint != fingerprint:
+        raise StoreError(f"{file}: has changed since the store was handed to this process; open it again")
+    return store

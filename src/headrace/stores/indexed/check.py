@@ -1,0 +1,199 @@
+"""Reads a whole indexed shard and says everything that is wrong with it.
+
+Compares an indexed shard with the sums that its manifest lists, and says what lies where they differ.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from headrace.errors import StoreError
+from headrace.io import Reader
+from headrace.stores.checking import Faults, check_file
+from headrace.stores.indexed.index import CHUNK, Index, token_ids
+from headrace.stores.indexed.stream import ContiguousStream, Stream, examine
+from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.store import Problem
+from headrace.stores.written import OutputShard
+
+
+def check_sums(prefix: str, vouched: OutputShard, index: Index | None, stream: Stream | None) -> Iterator[Problem]:
+    """Sizes and hashes of both files against the manifest; a block that differs is named with what lies in it."""
+    data, idx = vouched.files
+    yield from check_file(prefix + ".bin", data, holds=partial(_in_bin, index, stream))
+    yield from check_file(prefix + ".idx", idx, holds=partial(_in_idx, index))
+
+
+def _in_idx(index: Index | None, begin: int, end: int) -> str:
+    """What a range of the ``.idx`` holds, in words."""
+    return "" if index is None else f" ({index.arrays.describe(begin, end)})"
+
+
+def _in_bin(index: Index | None, stream: Stream | None, begin: int, end: int) -> str:
+    """Which documents have bytes in a range of the ``.bin``, in words."""
+    if index is None or stream is None:
+        return ""
+    itemsize = index.dtype.itemsize
+    if type(stream) is ContiguousStream:
+        first, last = begin // itemsize, min(end - 1, index.last_byte - 1) // itemsize
+        numbers = index.documents_of(stream.sequences(np.array([first, last]))) if first <= last else np.zeros(0, int)
+    else:
+        count = len(index.sizes)
+        pointers, sizes = index.pointers.read(0, count), index.sizes.read(0, count)
+        inside = (sizes > 0) & (pointers < end) & (pointers + sizes * itemsize > begin)
+        numbers = index.documents_of(np.flatnonzero(inside))
+    return f" (in documents {numbers.min()} to {numbers.max()})" if len(numbers) else " (in no document)"
+
+
+_TOKENS_AT_ONCE = 1 << 20
+
+
+def check_indexed(
+    prefix: str,
+    using: Reader,
+    *,
+    opened: Callable[[Reader], Index],
+    vouched: OutputShard | None,
+    vocab_size: int | None,
+) -> Iterator[Problem]:
+    """Every fault of ``<prefix>.bin`` and ``<prefix>.idx``, and of the manifest beside them if ``vouched`` is None.
+
+    The files are opened anew with ``opened``, so what the store has seen before does not matter. One pass over the
+    ``.idx``, one over the ``.bin`` for each of: checksums, if a manifest vouches for the shard; ids, if ``vocab_size``
+    is given.
+    """
+    using = copy.copy(using)  # which has no files yet
+    try:
+        yield from _check(prefix, using, opened, vouched, vocab_size)
+    finally:
+        using.close()
+
+
+def _check(
+    prefix: str,
+    using: Reader,
+    opened: Callable[[Reader], Index],
+    vouched: OutputShard | None,
+    vocab_size: int | None,
+) -> Iterator[Problem]:
+    if vouched is None and (Path(prefix).parent / MANIFEST_NAME).exists():
+        try:
+            entry = load_manifest(Path(prefix).parent).shard(Path(prefix).name)
+            vouched = entry if entry is not None and entry.format == "indexed" else None
+        except StoreError as error:
+            yield Problem(path=str(Path(prefix).parent / MANIFEST_NAME), place="", message=str(error))
+    path = prefix + ".bin"
+    index, stream = None, None
+    try:
+        bin_bytes = using.size(path)
+        index = opened(using)
+        faults = list(_check_index(index, bin_bytes))
+        yield from faults
+        stream = examine(index) if not faults else None
+    except StoreError as error:
+        yield Problem(path=prefix, place="", message=str(error))
+    if vouched is not None:
+        yield from check_sums(prefix, vouched, index, stream)
+    if index is not None and stream is not None:
+        yield from _check_coverage(path, index, stream, bin_bytes)
+        if vouched is not None:
+            yield from _check_counts(prefix, vouched, index, stream)
+        if vocab_size is not None and (vouched is None or all(info.ids for info in vouched.keys.values())):
+            yield from _check_ids(path, using, index, stream, vocab_size)
+
+
+def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:
+    """Every pointer, size and document index."""
+    count, itemsize = len(index.sizes), index.dtype.itemsize
+    faults = Faults(index.path, "document indices")
+    for begin in range(0, index.num_documents, CHUNK):
+        bounds = index.bounds.read(begin, min(begin + CHUNK, index.num_documents) + 1)
+        wrong = (bounds[1:] < bounds[:-1]) | (bounds[1:] > count) | (bounds[1:] < 0)
+        for at in faults.to_name(wrong):
+            message = f"goes from sequence {bounds[at]} to {bounds[at + 1]}; allowed is upwards within 0 to {count}"
+            yield Problem(path=index.path, place=f"document {begin + at}", message=message)
+    yield from faults.rest()
+    faults = Faults(index.path, "sequences")
+    for begin in range(0, count, CHUNK):
+        sizes = index.sizes.read(begin, min(begin + CHUNK, count))
+        pointers = index.pointers.read(begin, min(begin + CHUNK, count))
+        wrong = (sizes < 0) | (pointers < 0) | (pointers > bin_bytes - sizes * itemsize)
+        for at in faults.to_name(wrong):
+            message = f"{sizes[at]} tokens from byte {pointers[at]} on do not lie in the .bin of {bin_bytes} bytes"
+            yield Problem(path=index.path, place=_sequence(index, begin + at), message=message)
+    yield from faults.rest()
+
+
+def _check_coverage(path: str, index: Index, stream: Stream, bin_bytes: int) -> Iterator[Problem]:
+    """Bytes that belong to nothing. O(sequences) memory where the stream is scattered."""
+    if index.size > index.arrays.end:
+        message = f"{index.size - index.arrays.end} bytes after the document indices, which nothing refers to"
+        yield Problem(path=index.path, place=f"byte {index.arrays.end}", message=message)
+    if type(stream) is ContiguousStream:
+        gaps = [(index.last_byte, bin_bytes)]
+    else:
+        count = len(index.sizes)
+        begins = index.pointers.read(0, count)
+        ends = begins + index.sizes.read(0, count) * index.dtype.itemsize
+        order = np.argsort(begins, kind="stable")
+        covered = np.concatenate(([0], np.maximum.accumulate(ends[order])))
+        nexts = np.concatenate((begins[order], [bin_bytes]))
+        holes = np.flatnonzero(nexts > covered)
+        gaps = list(zip(covered[holes].tolist(), nexts[holes].tolist(), strict=True))
+    faults = Faults(path, "gaps")
+    for at in faults.to_name(np.array([begin < end for begin, end in gaps])):
+        begin, end = gaps[at]
+        message = f"{end - begin} bytes outside of any document"
+        yield Problem(path=path, place=f"bytes {begin} to {end}", message=message)
+    yield from faults.rest()
+
+
+def _check_counts(prefix: str, vouched: OutputShard, index: Index, stream: Stream) -> Iterator[Problem]:
+    """The numbers that the manifest gives for the shard."""
+    facts = {
+        "documents": (vouched.documents, index.num_documents),
+        "tokens": (vouched.tokens, stream.num_tokens),
+        "dtype": ("/".join(key.dtype for key in vouched.keys.values()), index.dtype.name),
+        "contiguous": (vouched.contiguous, vouched.contiguous and type(stream) is ContiguousStream),
+    }
+    if index.arrays.bounds is None:  # each sequence was asked to be a document
+        del facts["documents"]
+    for name, (listed, found) in facts.items():
+        if listed != found:
+            yield Problem(path=prefix, place="", message=f"{name}: the manifest says {listed}, the shard has {found}")
+
+
+def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_size: int) -> Iterator[Problem]:
+    """Ids outside of the vocabulary, the first in each document."""
+    dtype = index.dtype
+    if dtype.kind not in "iu":
+        yield Problem(path=path, place="", message=f"{dtype.name} numbers are not token ids")
+        return
+    faults = Faults(path, "documents with such ids")
+    last = -1
+    for begin in range(0, stream.num_tokens, _TOKENS_AT_ONCE):
+        length = min(_TOKENS_AT_ONCE, stream.num_tokens - begin)
+        stored = using.read_ranges(path, *stream.ranges(np.array([begin]), length)).view(dtype)
+        try:
+            ids = token_ids(stored, index.arrays.shift, path)
+        except StoreError as error:
+            yield Problem(path=path, place="", message=str(error))
+            return
+        wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+        documents, firsts = np.unique(index.documents_of(stream.sequences(wrong + begin)), return_index=True)
+        # A document that goes on from the block before was named there.
+        for at in faults.to_name(documents != last):
+            message = f"id {ids[wrong[firsts[at]]]} is outside of the vocabulary, 0 to {vocab_size - 1}"
+            place = f"document {documents[at]}, token {begin + wrong[firsts[at]]} of the stream"
+            yield Problem(path=path, place=place, message=message)
+        last = int(documents[-1]) if len(documents) else last
+    yield from faults.rest()
+
+
+def _sequence(index: Index, sequence: int) -> str:
+    return f"document {index.documents_of(np.array([sequence]))[0]}, sequence {sequence}"

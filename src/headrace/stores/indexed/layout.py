@@ -1,0 +1,318 @@
+"""The bytes of an ``.idx``, Megatron's or fairseq's, and who wrote them: projects differ in what a dtype code means.
+
+All little-endian, no padding. N is the number of sequences, D the number of documents *plus one*.
+
+    offset       bytes  type   content
+    0            9      bytes  "MMIDIDX" and two NULs
+    9            8      u64    version, 1
+    17           1      u8     dtype code
+    18           8      u64    N
+    26           8      u64    D
+    34           4 N    i32    tokens of each sequence
+    34+4N        8 N    i64    byte of the .bin where each sequence begins
+    34+12N       8 D    i64    0, then the number of sequences up to the end of each document; the last is N
+    34+12N+8D    N      i8     a mode for each sequence, in a multimodal .idx only; of 2023-07 to 2023-10 as i32
+
+fairseq's has neither D nor the document indices: 26 + 12 N bytes. Nothing but the size of the file says which it is.
+
+Source: Megatron-Core 0.16, ``megatron/core/datasets/indexed_dataset.py``; fairseq, ``fairseq/data/indexed_dataset.py``.
+The page ``docs/formats/indexed.md`` says what is refused, and why.
+
+Who wrote a pair of ``.bin`` and ``.idx``: projects differ in what a dtype code means, and in what they leave out.
+
+code                      1..5, 8   6         7         9, 10
+megatron                  same      float64   float32   -         Megatron-Core, Megatron-LM since 2023-06
+deepspeed                 same      float64   float64   -         Megatron-DeepSpeed, older Megatron-LM
+neox                      same      float32   float64   -         GPT-NeoX, Aleph Alpha's copy of it
+fairseq                   same      float64   float64   uint32, uint64   no documents in its index
+
+Opens Megatron's or fairseq's ``.idx``, and decides what its bytes leave open.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike
+
+from headrace.errors import ConfigError, StoreError
+from headrace.io import Reader
+from headrace.stores.indexed.index import CHUNK, Arrays, Column, Index, Place
+
+Dialect = Literal["megatron", "deepspeed", "neox", "fairseq"]
+Documents = Literal["indices", "sequences"]
+
+DIALECTS: Final[tuple[Dialect, ...]] = get_args(Dialect)
+FLOAT_CODES: Final = (6, 7)
+
+_SAME: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_OWN: Final[dict[Dialect, dict[int, str]]] = {
+    "megatron": {6: "<f8", 7: "<f4"},
+    "deepspeed": {6: "<f8", 7: "<f8"},
+    "neox": {6: "<f4", 7: "<f8"},
+    "fairseq": {6: "<f8", 7: "<f8", 9: "<u4", 10: "<u8"},
+}
+_CODES: Final[dict[Dialect, dict[int, np.dtype[Any]]]] = {
+    dialect: {code: np.dtype(name) for code, name in sorted({**_SAME, **own}.items())} for dialect, own in _OWN.items()
+}
+
+
+class IndexedOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pair of ``.bin`` and ``.idx`` is to be understood, where its bytes do not say.
+
+    Attributes:
+        dialect: who wrote it; None takes what the bytes tell, and asks where they do not.
+        documents: ``"indices"`` are what the index says; with ``"sequences"`` each sequence is a document, whatever
+            the index says, so that it also opens where a tool lost them.
+    """
+
+    dialect: Dialect | None = None
+    documents: Documents = "indices"
+
+    def __post_init__(self) -> None:
+        if self.dialect is not None and self.dialect not in DIALECTS:
+            raise ConfigError(f"dialect={self.dialect!r} is unknown; the dialects are {', '.join(map(repr, DIALECTS))}")
+        if self.documents not in get_args(Documents):
+            allowed = " and ".join(map(repr, get_args(Documents)))
+            raise ConfigError(f"documents={self.documents!r} is unknown; allowed are {allowed}")
+
+
+AS_FOUND: Final = IndexedOptions()
+
+
+def codes(dialect: Dialect) -> dict[int, np.dtype[Any]]:
+    """The dtypes of a dialect by their codes."""
+    return dict(_CODES[dialect])
+
+
+def code_of(dtype: DTypeLike, dialect: Dialect) -> int:
+    """The code that a dialect writes for a dtype.
+
+    Raises:
+        ConfigError: it is no dtype, or the readers of the dialect do not know it; says which ones they know.
+    """
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(f"dtype={dtype!r} is no dtype: {error}") from error
+    for code, known in _CODES[dialect].items():
+        if wanted == known:
+            return code
+    known_names = ", ".join(dict.fromkeys(known.name for known in _CODES[dialect].values()))
+    where = " (fairseq's readers know it: dialect='fairseq')" if wanted in _CODES["fairseq"].values() else ""
+    raise ConfigError(
+        f"dtype {wanted.name} is unknown to readers of the {dialect} dialect{where}; it has {known_names}"
+    )
+
+
+MAGIC: Final = b"MMIDIDX\x00\x00"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<9sQBQQ")
+_FAIRSEQ_HEADER: Final = struct.Struct("<9sQBQ")
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where the arrays of one ``.idx`` lie.
+
+    Attributes:
+        dtype_code: what the header says.
+        num_sequences: N.
+        num_bounds: D, documents + 1; 0 in fairseq's layout.
+        dialect: says what the code means; ``"fairseq"`` is also the layout without documents.
+        mode_bytes: bytes of a sequence's mode: 1, 4, or 0 where there are no modes.
+    """
+
+    dtype_code: int
+    num_sequences: int
+    num_bounds: int
+    dialect: Dialect = "megatron"
+    mode_bytes: int = 0
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the tokens in the ``.bin``."""
+        return codes(self.dialect)[self.dtype_code]
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether the layout has document indices at all."""
+        return self.dialect != "fairseq"
+
+    @property
+    def end(self) -> int:
+        """Bytes of the whole ``.idx``."""
+        return len(self.header()) + (12 + self.mode_bytes) * self.num_sequences + 8 * self.num_bounds
+
+    @property
+    def bounds_at(self) -> int:
+        """Byte where the int64 document indices begin."""
+        return len(self.header()) + 12 * self.num_sequences
+
+    def header(self) -> bytes:
+        """The first bytes, up to the sizes."""
+        if not self.has_documents:
+            return _FAIRSEQ_HEADER.pack(MAGIC, VERSION, self.dtype_code, self.num_sequences)
+        return HEADER.pack(MAGIC, VERSION, self.dtype_code, self.num_sequences, self.num_bounds)
+
+    def arrays(self, *, with_documents: bool = True) -> Arrays:
+        """The same for readers of all formats; without documents each sequence is one."""
+        begin, count = len(self.header()), self.num_sequences
+        after = self.bounds_at + 8 * self.num_bounds
+        bounds = Place("document indices", self.bounds_at, "<i8", self.num_bounds)
+        modes = Place("modes of sequences", after, "<i4" if self.mode_bytes == 4 else "i1", count)
+        return Arrays(
+            dtype=self.dtype,
+            header_bytes=begin,
+            sizes=Place("sizes of sequences", begin, "<i4", count),
+            pointers=Place("pointers of sequences", begin + 4 * count, "<i8", count),
+            bounds=bounds if self.has_documents and with_documents else None,
+            modes=modes if self.mode_bytes else None,
+            end=self.end,
+        )
+
+    def describe(self, begin: int, end: int) -> str:
+        """What bytes ``begin`` to ``end`` of the ``.idx`` hold, in words."""
+        return self.arrays().describe(begin, end)
+
+
+def parse_header(path: str, header: bytes, idx_bytes: int, options: IndexedOptions = AS_FOUND) -> Layout:
+    """The layout that the first 34 bytes of an ``.idx`` of this size tell of.
+
+    What codes 6 and 7 mean they do not tell: without ``options.dialect`` the layout says ``"megatron"``.
+
+    Raises:
+        StoreError: not this format, or cut short, or not of the dialect; the message says which.
+    """
+    if header[: len(MAGIC)] != MAGIC:
+        raise StoreError(f"{path}: an .idx begins with the 9 bytes {MAGIC!r}; found {header[: len(MAGIC)]!r}")
+    if idx_bytes < _FAIRSEQ_HEADER.size:
+        raise StoreError(f"{path}: cut short: {idx_bytes} bytes, the header alone has {HEADER.size}")
+    _, version, code, sequences = _FAIRSEQ_HEADER.unpack_from(header)
+    if version != VERSION:
+        raise StoreError(f"{path}: byte 9: version {version} of the .idx is unknown; only {VERSION} is read")
+    # fairseq writes 26 bytes of header, the same magic and version, and no documents.
+    is_fairseq = idx_bytes == _FAIRSEQ_HEADER.size + 12 * sequences
+    if is_fairseq != (options.dialect == "fairseq") and options.dialect is not None:
+        has, way = ("no documents", "dialect='fairseq'") if is_fairseq else ("documents", "another dialect")
+        raise StoreError(
+            f"{path}: dialect={options.dialect!r} was asked for, but {idx_bytes} bytes for {sequences} sequences is a"
+            f" layout with {has}; open it with {way}, or without one"
+        )
+    dialect: Dialect = "fairseq" if is_fairseq else options.dialect or "megatron"
+    if not is_fairseq and idx_bytes < HEADER.size:
+        raise StoreError(f"{path}: cut short: {idx_bytes} bytes, the header alone has {HEADER.size}")
+    if code not in codes(dialect):
+        known = ", ".join(f"{key} {dtype.name}" for key, dtype in codes(dialect).items())
+        also = "; 9 and 10 are fairseq's, whose .idx has 26 + 12 N bytes" if code in codes("fairseq") else ""
+        raise StoreError(f"{path}: byte 17: dtype code {code} is unknown; the codes are {known}{also}")
+    if is_fairseq:
+        return Layout(code, sequences, 0, dialect)
+    bounds = HEADER.unpack_from(header)[-1]
+    if bounds == 0:
+        raise StoreError(f"{path}: byte 26: no document indices; even an empty store has one, 0")
+    layout = Layout(code, sequences, bounds, dialect)
+    if idx_bytes < layout.end:
+        raise StoreError(
+            f"{path}: cut short: {sequences} sequences and {bounds} document indices take {layout.end} bytes,"
+            f" the file has {idx_bytes}"
+        )
+    mode_bytes = {layout.end + sequences: 1, layout.end + 4 * sequences: 4}.get(idx_bytes, 0) if sequences else 0
+    return Layout(code, sequences, bounds, dialect, mode_bytes)
+
+
+def dtype_code(dtype: DTypeLike, *, ids: bool = True) -> int:
+    """Megatron's code of a dtype, of ids or of any numbers.
+
+    Raises:
+        ConfigError: a dtype without a code, or one that is not for ids.
+    """
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(f"dtype={dtype!r} is no dtype: {error}") from error
+    fitting = {code: known for code, known in codes("megatron").items() if known.kind in "iu" or not ids}
+    for code, known in fitting.items():
+        if wanted == known:
+            return code
+    allowed = ", ".join(known.name for known in fitting.values())
+    what = "tokens" if ids else "values"
+    raise ConfigError(f"dtype {wanted.name} cannot hold {what} in the indexed format; it has {allowed}")
+
+
+def optimal_dtype(vocab_size: int | None) -> np.dtype[Any]:
+    """The dtype that Megatron writes for a vocabulary: uint16 below 65,500 ids, else (or unknown) int32."""
+    return np.dtype("<u2" if vocab_size is not None and vocab_size < 65_500 else "<i4")
+
+
+def open_index(reader: Reader, path: str, bin_bytes: int, options: IndexedOptions = AS_FOUND) -> Index:
+    """The index of ``<prefix>.idx`` beside a ``.bin`` of this size. O(1), but O(N) for floating-point numbers.
+
+    Warns:
+        UserWarning: with ``documents="sequences"``, where the documents are lost.
+
+    Raises:
+        StoreError: malformed, or what the options say is not so, or they must say more.
+    """
+    size = reader.size(path)
+    begin = np.zeros(1, np.int64)
+    header = reader.read_ranges(path, begin, begin + min(size, HEADER.size)).tobytes()
+    layout = parse_header(path, header, size, options)
+    if layout.dtype_code in FLOAT_CODES and layout.has_documents:
+        layout = msgspec.structs.replace(layout, dialect=_decided(reader, path, layout, bin_bytes, options.dialect))
+    with_documents = options.documents == "indices"
+    index = Index(reader, path, layout.arrays(with_documents=with_documents), bin_bytes)
+    if not layout.has_documents:
+        _check_fairseq(index, bin_bytes)
+    elif not with_documents:
+        _warn_if_lost(reader, path, layout)
+    return index
+
+
+def _decided(reader: Reader, path: str, layout: Layout, bin_bytes: int, asked: Dialect | None) -> Dialect:
+    """The dialect whose number for this code has the size that the ``.bin`` shows; the one asked for if it may be."""
+    code, count = layout.dtype_code, layout.num_sequences
+    sizes = Column(reader, path, len(layout.header()), "<i4", count)
+    total = sum(int(sizes.read(at, min(at + CHUNK, count)).sum()) for at in range(0, count, CHUNK))
+    meanings: dict[Dialect, np.dtype[Any]] = {name: codes(name)[code] for name in DIALECTS if name != "fairseq"}
+    fits = [name for name, dtype in meanings.items() if total * dtype.itemsize == bin_bytes]
+    if asked is not None:
+        if fits and asked not in fits:
+            raise StoreError(
+                f"{path}: byte 17: dtype code {code} is {meanings[asked].name} with dialect={asked!r}, but {total}"
+                f" numbers take {bin_bytes} bytes in the .bin: they are {meanings[fits[0]].name}; open it with"
+                f" dialect={fits[0]!r}, or without one"
+            )
+        return asked
+    if fits:
+        return fits[0]
+    says = ", ".join(f"{dtype.name} with dialect={name!r}" for name, dtype in meanings.items())
+    raise StoreError(
+        f"{path}: byte 17: dtype code {code} means different numbers to different tools, and {total} numbers in a .bin"
+        f" of {bin_bytes} bytes do not tell which; choose: {says}"
+    )
+
+
+def _check_fairseq(index: Index, bin_bytes: int) -> None:
+    """Megatron's index that was cut in the right place has the size of fairseq's; its pointers then begin elsewhere."""
+    first = int(index.pointers.read(0, 1)[0]) if len(index.pointers) else 0
+    if first != 0 or index.last_byte != bin_bytes:
+        raise StoreError(
+            f"{index.path}: {index.size} bytes = 26 + 12 x {len(index.sizes)} sequences is the size of fairseq's"
+            f" layout, whose sequences fill the .bin; found bytes {first} to {index.last_byte} of {bin_bytes}: this"
+            " is an .idx of Megatron that was cut short, or the .bin is another's"
+        )
+
+
+def _warn_if_lost(reader: Reader, path: str, layout: Layout) -> None:
+    bounds = Column(reader, path, layout.bounds_at, "<i8", layout.num_bounds)
+    first, last = bounds.take(np.array([0, layout.num_bounds - 1])).tolist()
+    if first != 0 or last != layout.num_sequences:
+        warnings.warn(
+            f"{path}: the documents are lost (their indices go from {first} to {last}, not from 0 to"
+            f" {layout.num_sequences}): each sequence is taken as a document, as documents='sequences' asks",
+            stacklevel=2,
+        )

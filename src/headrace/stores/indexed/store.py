@@ -1,0 +1,409 @@
+"""Megatron's ``.bin`` and ``.idx``: one shard of documents of tokens.
+
+What a ``headrace.json`` says of an indexed shard that is being opened.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from headrace.errors import StoreError
+from headrace.io import Reader, check_local, reader
+from headrace.stores.arguments import by_keys, check_range, document_number, positions, read_only
+from headrace.stores.indexed.check import check_indexed
+from headrace.stores.indexed.index import Index, token_ids
+from headrace.stores.indexed.layout import AS_FOUND, IndexedOptions, open_index
+from headrace.stores.indexed.stream import ContiguousStream, Stream, check_bounds, examine
+from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
+from headrace.stores.segmented import tokens_at, windows
+from headrace.stores.store import IntArray, KeyList, Problem, Store, TokenArray
+from headrace.stores.written import OutputShard
+
+
+def manifest_entry(prefix: str) -> OutputShard | None:
+    """The entry of the manifest beside a shard; None if there is none, or it is broken (which `check` reports)."""
+    path = Path(prefix).parent / MANIFEST_NAME
+    try:
+        status = path.stat()
+        return _manifest(path.parent, status.st_mtime_ns, status.st_size).shard(Path(prefix).name)
+    except (OSError, StoreError):
+        return None
+
+
+@functools.lru_cache(maxsize=4)
+def _manifest(folder: Path, modified_ns: int, size: int) -> Manifest:
+    # Time and size are there to tell one state of the file from the next.
+    return load_manifest(folder)
+
+
+def listed_dtype(shard: OutputShard) -> str:
+    """The dtype that the manifest gives for the tokens of a shard."""
+    return "/".join(key.dtype for key in shard.keys.values())
+
+
+def listed_numbers(shard: OutputShard) -> str:
+    """What the manifest says of a shard, in words."""
+    return numbers(listed_dtype(shard), shard.documents, shard.tokens, *(file.size for file in shard.files))
+
+
+def numbers(dtype: str, documents: int, tokens: int, bin_bytes: int, idx_bytes: int) -> str:
+    """What a shard is, in words."""
+    return f"{documents} documents, {tokens} {dtype} tokens, .bin of {bin_bytes} and .idx of {idx_bytes} bytes"
+
+
+_KEYS = ("tokens",)
+_ENDS_BYTES = 4096
+
+
+class IndexedStore(Store):
+    """One shard in the layout of Megatron's ``IndexedDataset``. Opening it is O(1).
+
+    A document is one or several sequences, or none. Pointers are honoured, never assumed to be contiguous: whether
+    they are is found by one pass over the ``.idx`` (2 to 3 ns a sequence) when the token *stream* is first used
+    (`num_tokens`, `fetch`, `gather`, `find_documents`, `document_begins`), unless a ``headrace.json`` beside it
+    vouches. Where they are not, prefix sums of 8 bytes a sequence are kept. `document` never needs the pass.
+
+    Args:
+        prefix: the path without ``.bin`` and ``.idx``.
+        using: how to read, ``"mmap"`` (documents are views, no copy) or ``"pread"``; or a reader.
+        vouched: the manifest's entry; without it the manifest beside the shard is asked, where there is one.
+        options: what the bytes do not say: the dialect, and what a document is.
+
+    Attributes:
+        index: the arrays of the ``.idx``, for this room.
+
+    Raises:
+        StoreError: a file is missing or malformed; the message says what was found and what was expected.
+    """
+
+    format = "indexed"
+
+    def __init__(
+        self,
+        prefix: str | os.PathLike[str],
+        *,
+        using: str | Reader = "mmap",
+        vouched: OutputShard | None = None,
+        options: IndexedOptions = AS_FOUND,
+    ) -> None:
+        check_local(prefix)
+        self.path = self.prefix = os.fspath(prefix)
+        self.options = options
+        self._reader = reader(using)
+        self._bin = self.prefix + ".bin"
+        self._vouched = vouched
+        self._stream: Stream | None = None
+        self._bounds_unchecked = False
+        self._bin_bytes = self._reader.size(self._bin)
+        self.index = self._open_index(self._reader)
+        self._dtype = self.index.dtype
+        self._shift = self.index.arrays.shift
+        if vouched is not None and not self._agrees(vouched):
+            raise StoreError(
+                f"{self.prefix}: not the shard that the manifest lists: found {self._found()},"
+                f" listed {listed_numbers(vouched)}"
+            )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """One stream, ``"tokens"``."""
+        return _KEYS
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """The dtype of the ``.bin``."""
+        return {"tokens": self._dtype}
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The ``.bin`` and the ``.idx``."""
+        return Path(self._bin), Path(self.index.path)
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents, empty ones included. O(1)."""
+        return self.index.num_documents
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in all documents. The first use may look at the whole ``.idx``."""
+        return self._use_stream().num_tokens
+
+    @property
+    def lengths(self) -> IntArray:
+        """(num_documents,) int64: tokens of each document; 8 bytes a sequence more while it is computed."""
+        sizes, bounds = self.index.sizes, self.index.bounds.read(0, len(self.index.bounds))
+        ends = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes.read(0, len(sizes)), out=ends[1:])
+        if bounds.min() < 0 or bounds.max() > len(sizes):
+            raise StoreError(
+                f"{self.index.path}: document indices outside of 0 to {len(sizes)}, the number of sequences"
+            )
+        return np.diff(ends[bounds])
+
+    @property
+    def fingerprint(self) -> str:
+        """xxh3_128 of the format, dtype, counts, sizes of both files, and their first and last 4 KiB."""
+        index = self.index
+        # What was always there comes first: the same files keep their fingerprint from version to version.
+        facts = (
+            self.format,
+            self._dtype.str,
+            len(index.sizes),
+            len(index.bounds),
+            self._bin_bytes,
+            index.size,
+            *(("sequences",) if index.arrays.bounds is None else ()),
+            *((self._shift,) if self._shift else ()),
+        )
+        hasher = xxhash.xxh3_128(repr(facts).encode())
+        for path, size in ((self._bin, self._bin_bytes), (self.index.path, self.index.size)):
+            length = min(size, _ENDS_BYTES)
+            ends = self._reader.read_ranges(path, np.array([0, size - length]), np.array([length, length]))
+            hasher.update(ends.tobytes())
+        return hasher.hexdigest()
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences, empty ones included. O(1)."""
+        return len(self.index.sizes)
+
+    @property
+    def sequence_lengths(self) -> TokenArray:
+        """(N,) tokens of each sequence, read-only, in the dtype of the file (int32, or int64 in the older formats)."""
+        return self.index.sizes.array()
+
+    @property
+    def document_indices(self) -> TokenArray:
+        """(num_documents + 1,) int64: 0, then the number of sequences up to the end of each document."""
+        return self.index.bounds.array()
+
+    @property
+    def modes(self) -> TokenArray | None:
+        """(N,) int8 (int32 in files of 2023): the kind of each sequence of a multimodal store; None without kinds."""
+        return None if self.index.modes is None else self.index.modes.array()
+
+    def sequence(self, index: int, offset: int = 0, length: int | None = None) -> TokenArray:
+        """(length,) tokens of one sequence from ``offset`` on, by default all that are left; a view where mapped.
+
+        Raises:
+            IndexError: no such sequence, or a range that is not within it.
+        """
+        number = _sequence_number(index, self.num_sequences)
+        size, begin = self.index.sequence(number)
+        if size < 0:
+            raise StoreError(f"{self.index.path}: sequence {number} has {size} tokens; found a negative size")
+        count = size - offset if length is None else length
+        if not 0 <= offset <= offset + count <= size:
+            raise IndexError(
+                f"tokens {offset} to {offset + count} are out of range; sequence {number} has {size} tokens"
+            )
+        itemsize = self._dtype.itemsize
+        return self._read_bytes(begin + offset * itemsize, count * itemsize, f"sequence {number}")
+
+    def sequences(self, numbers: IntArray) -> list[TokenArray]:
+        """The tokens of sequences, in this order: as `sequence` gives each, but the index is asked once for all.
+
+        Raises:
+            IndexError: no such sequence.
+        """
+        numbers = positions(numbers, self.num_sequences, "sequences")
+        num_bytes = self.index.sizes.take(numbers) * self._dtype.itemsize
+        rows = zip(numbers.tolist(), self.index.pointers.take(numbers).tolist(), num_bytes.tolist(), strict=True)
+        return [self._read_bytes(begin, length, f"sequence {number}") for number, begin, length in rows]
+
+    def document(self, index: int, keys: str | KeyList | None = None) -> Any:
+        """(length,) tokens of one document, without a copy where the file is mapped and its sequences are adjacent."""
+        number = document_number(index, self.num_documents)
+        return by_keys(lambda _: self._read_document(number), keys, _KEYS)
+
+    def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
+        """(end - begin,) tokens of the stream, without a copy where the file is mapped and contiguous."""
+        check_range(begin, end, self._use_stream().num_tokens)
+        return by_keys(lambda _: self._read_stream(begin, end), keys, _KEYS)
+
+    def gather(self, begins: IntArray, length: int) -> TokenArray:
+        """(len(begins), length) tokens, a fresh array. A mapped contiguous shard takes about 2 us and the copying."""
+        stream = self._use_stream()
+        if type(stream) is ContiguousStream and not self._shift:
+            make = functools.partial(windows, dtype=self._dtype, num_tokens=stream.num_tokens, length=length)
+            rows = self._reader.kept(self._bin, length, make)
+            if rows is not None:
+                found: TokenArray = rows[positions(begins, len(rows), "begins")]
+                return found
+        begins = positions(begins, max(0, stream.num_tokens - length + 1), "begins")
+        return self._read_ranges(*stream.ranges(begins, length)).reshape(len(begins), length)
+
+    def stream_view(self, key: str | None = None) -> TokenArray | None:
+        """The mapped ``.bin`` where it is contiguous."""
+        stream = self._use_stream()
+        if type(stream) is not ContiguousStream or self._shift or self._reader.view(self._bin) is None:
+            return None
+        whole: TokenArray = self.fetch(0, stream.num_tokens, key)
+        return whole
+
+    def document_buffers(self, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[memoryview]:
+        """Where each sequence is a document, straight from the mapped ``.bin`` through the pointers: no pass before."""
+        whole = None if self._shift else self._reader.kept(self._bin, "tokens", self._whole_tokens)
+        if whole is None or self.index.arrays.bounds is not None or self._stream is not None:
+            return super().document_buffers(documents, begins, lengths)
+        documents = positions(documents, self.num_documents, "documents")
+        offsets = self.index.pointers.take(documents)
+        firsts = offsets // self._dtype.itemsize + begins
+        if (offsets % self._dtype.itemsize).any() or (offsets < 0).any() or (firsts > len(whole) - lengths).any():
+            return super().document_buffers(documents, begins, lengths)
+        view = whole.data
+        return [view[begin:end] for begin, end in zip(firsts.tolist(), (firsts + lengths).tolist(), strict=True)]
+
+    def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
+        """The lengths of all documents, from the sizes of their sequences."""
+        index = self.index.for_pass()
+        for first in range(0, self.num_documents, num_documents):
+            end = min(first + num_documents, self.num_documents)
+            if index.arrays.bounds is None:  # each sequence is a document
+                yield index.sizes.read(first, end)
+                continue
+            bounds = index.bounds.read(first, end + 1)
+            low, high = int(bounds[0]), int(bounds[-1])
+            if int(np.diff(bounds).min()) < 0 or low < 0 or high > len(index.sizes):
+                raise StoreError(
+                    f"{index.path}: document indices may not decrease, nor pass {len(index.sizes)} sequences"
+                )
+            sizes = index.sizes.read(low, high)
+            if high - low == len(bounds) - 1 and bool((bounds[1:] - bounds[:-1] == 1).all()):
+                yield sizes
+                continue
+            ends = np.zeros(len(sizes) + 1, np.int64)
+            np.cumsum(sizes, out=ends[1:])
+            yield np.diff(ends[bounds - low])
+
+    def find_documents(self, begins: IntArray) -> IntArray:
+        """(n,) int64: the non-empty document that holds each token. About 3 us each where the ``.idx`` is mapped."""
+        stream = self._use_documents()
+        return self.index.documents_of(stream.sequences(positions(begins, stream.num_tokens, "begins")))
+
+    def document_begins(self, documents: IntArray) -> IntArray:
+        """(n,) int64: the token where each document begins; ``num_documents`` itself gives ``num_tokens``."""
+        documents = positions(documents, self.num_documents + 1, "documents")
+        return self._use_documents().begins(self.index.bounds.take(documents))
+
+    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
+        """Every rule of the format, every id, and every byte if a manifest beside the shard vouches for it."""
+        return check_indexed(
+            self.prefix, self._reader, opened=self._open_index, vouched=self._vouched, vocab_size=vocab_size
+        )
+
+    def close(self) -> None:
+        """Let go of both files; arrays stay valid, and a later read opens the files again."""
+        self._reader.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        how = {"using": self._reader, "vouched": self._vouched, "options": self.options}
+        return _reopen, (type(self), self.path, self.prefix, how, self.fingerprint)
+
+    def _open_index(self, using: Reader) -> Index:
+        return open_index(using, self.prefix + ".idx", using.size(self._bin), self.options)
+
+    def _use_stream(self) -> Stream:
+        # No lock: two threads may both look, and find the same.
+        if self._stream is None:
+            vouched = self._vouched or manifest_entry(self.prefix)
+            trusted = vouched is not None and vouched.contiguous and self._agrees(vouched)
+            if trusted:
+                self._stream = ContiguousStream(self.index)
+            else:
+                self._stream = examine(self.index)
+                self._bounds_unchecked = True
+        return self._stream
+
+    def _whole_tokens(self, data: NDArray[np.uint8]) -> TokenArray:
+        """The mapped ``.bin``, as far as it is whole tokens."""
+        return data[: len(data) - len(data) % self._dtype.itemsize].view(self._dtype)
+
+    def _use_documents(self) -> Stream:
+        """The stream, and document indices that are known to rise."""
+        stream = self._use_stream()
+        if self._bounds_unchecked:
+            check_bounds(self.index)
+            self._bounds_unchecked = False
+        return stream
+
+    def _agrees(self, shard: OutputShard) -> bool:
+        """Whether a manifest's entry has the numbers of the files. O(1)."""
+        sizes = [file.size for file in shard.files]
+        # Where each sequence was asked to be a document, the manifest counts others.
+        documents = self.num_documents if self.index.arrays.bounds is not None else shard.documents
+        listed = (listed_dtype(shard), shard.documents, sizes)
+        if listed != (self._dtype.name, documents, [self._bin_bytes, self.index.size]):
+            return False
+        if not shard.contiguous:
+            return True
+        begins_at_0 = not len(self.index.pointers) or self.index.pointers.read(0, 1)[0] == 0
+        return bool(begins_at_0) and self.index.last_byte == shard.tokens * self._dtype.itemsize
+
+    def _found(self) -> str:
+        tokens = self.index.last_byte // self._dtype.itemsize
+        return numbers(self._dtype.name, self.num_documents, tokens, self._bin_bytes, self.index.size)
+
+    def _read_document(self, number: int) -> TokenArray:
+        index, itemsize = self.index, self._dtype.itemsize
+        first, last = index.bounds.read(number, number + 2).tolist()
+        if not 0 <= first <= last <= len(index.sizes):
+            raise StoreError(
+                f"{index.path}: document {number} goes from sequence {first} to {last} of {len(index.sizes)};"
+                " document indices may not decrease"
+            )
+        if first == last:
+            return read_only(np.empty(0, self._dtype))
+        lengths = index.sizes.read(first, last) * itemsize
+        offsets = index.pointers.read(first, last)
+        if last - first == 1 or np.array_equal(offsets[1:], offsets[:-1] + lengths[:-1]):
+            return self._read_bytes(int(offsets[0]), int(lengths.sum()), f"document {number}")
+        return read_only(self._read_ranges(offsets, lengths))
+
+    def _read_stream(self, begin: int, end: int) -> TokenArray:
+        stream, itemsize = self._use_stream(), self._dtype.itemsize
+        if type(stream) is ContiguousStream:
+            return self._read_bytes(begin * itemsize, (end - begin) * itemsize, "the stream")
+        offsets, lengths = stream.ranges(np.array([begin]), end - begin)
+        return read_only(self._read_ranges(offsets, lengths))
+
+    def _read_ranges(self, offsets: IntArray, lengths: IntArray) -> TokenArray:
+        """Byte ranges one after another as tokens, a fresh array."""
+        return token_ids(
+            self._reader.read_ranges(self._bin, offsets, lengths).view(self._dtype), self._shift, self._bin
+        )
+
+    def _read_bytes(self, offset: int, length: int, what: str) -> TokenArray:
+        """One byte range as tokens, read-only: a view of the mapping, or read."""
+        if length and not (0 <= offset <= self._bin_bytes - length and length > 0):
+            raise StoreError(
+                f"{self._bin}: {what} lies at bytes {offset} to {offset + length}; the file has {self._bin_bytes} bytes"
+            )
+        stored = tokens_at(self._reader, self._bin, self._dtype, offset, length)
+        return read_only(token_ids(stored, self._shift, self._bin)) if self._shift else stored
+
+
+def _reopen(kind: type[IndexedStore], path: str, prefix: str, how: dict[str, Any], fingerprint: str) -> IndexedStore:
+    store = kind(prefix, **how)
+    store.path = path
+    if store.fingerprint != fingerprint:
+        raise StoreError(f"{prefix}: has changed since the store was handed to this process; open it again")
+    return store
+
+
+def _sequence_number(index: int, num_sequences: int) -> int:
+    number = operator.index(index)
+    number += num_sequences if number < 0 else 0
+    if not 0 <= number < num_sequences:
+        raise IndexError(f"sequence {index} is out of range; the store has {num_sequences} sequences")
+    return number

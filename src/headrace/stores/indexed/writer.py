@@ -1,0 +1,253 @@
+"""Writes the indexed format, byte for byte as Megatron's ``IndexedDatasetBuilder``, in memory that does not grow.
+
+The files of a pair while it is written sequence by sequence: what `IndexedDatasetBuilder` stands on.
+
+    <name>.bin         the tokens; gets its name when the index does
+    <name>.lengths     (sequences,) int32   tokens of each sequence   } beside the .bin, without a name:
+    <name>.bounds      (documents,) int64   sequences up to its end   } what of the index is not yet in its place
+    <name>.modes       (sequences,) int8    modes, if multimodal      }
+
+Memory does not depend on the number of sequences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from headrace.errors import OutputError, StoreError
+from headrace.io import AtomicFile, check_local, commit, reader
+from headrace.stores.indexed.layout import Layout, dtype_code, open_index
+from headrace.stores.token_file import CHUNK, LengthChunks, TokenFile, checked_lengths, checked_tokens
+from headrace.stores.writer import Writer
+from headrace.stores.written import KeyInfo, WriterState, WrittenShard
+
+_KEY = "tokens"
+
+
+class IndexedWriter(Writer):
+    """Writes one shard: ``<prefix>.bin`` and ``<prefix>.idx``.
+
+    Each document is one sequence; one without tokens is an empty document (an entry in the document indices, no
+    sequence), as Megatron's ``preprocess_data.py`` writes it.
+
+    Args:
+        prefix: path without ``.bin`` and ``.idx``.
+        dtype: of the tokens on disk.
+        ids: False for values that are no ids of a vocabulary (masks, lengths, rewards): the manifest says so, their
+            dtype may be float32 or float64, and `check` takes them for what they are.
+        state: continue from here; the writer is then resumable.
+        resumable: leave the temporary files, so that a killed writer can be continued; see `Writer`.
+
+    Raises:
+        ConfigError: a dtype that the format does not have.
+        StateError: the state is another writer's.
+        StoreError: the temporary files are not what the state says.
+        OutputError: the system refuses a file.
+    """
+
+    format = "indexed"
+
+    def __init__(
+        self,
+        prefix: str | os.PathLike[str],
+        *,
+        dtype: DTypeLike,
+        ids: bool = True,
+        state: WriterState | None = None,
+        resumable: bool = False,
+    ) -> None:
+        check_local(prefix)
+        self._prefix = os.fspath(prefix)
+        self._code = dtype_code(dtype, ids=ids)
+        self._dtype = Layout(self._code, 0, 1).dtype
+        super().__init__(
+            {_KEY: Path(self._prefix + ".bin")},
+            {_KEY: self._dtype},
+            Path(self._prefix + ".idx"),
+            state=state,
+            resumable=resumable,
+            values=() if ids else (_KEY,),
+        )
+        self._file = self._files[_KEY]
+        # Counted again where it goes on: the lengths are there, and one more number in the state could be wrong.
+        self._num_sequences = sum(int(np.count_nonzero(lengths)) for lengths in self._file.chunks())
+
+    @property
+    def prefix(self) -> str:
+        """Path without ``.bin`` and ``.idx``."""
+        return self._prefix
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the tokens on disk."""
+        return self._dtype
+
+    def add_documents(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Append documents; the more at once, the faster.
+
+        Args:
+            tokens: (sum of lengths,) integers, the documents one after another.
+            lengths: (n,) tokens of each document, in ``[0, 2^31)``.
+
+        Raises:
+            ConfigError: the writer is no longer open.
+            InputError: tokens that are not integers or do not fit into the dtype, or lengths that do not fit the
+                tokens. Nothing of this call is written then.
+            OutputError: the system refuses the write; the writer is of no further use.
+        """
+        self._check_open("add documents")
+        lengths = checked_lengths(lengths, len(tokens))
+        self._file.add(checked_tokens(tokens, self._dtype, self._prefix), lengths)
+        self._num_sequences += int(np.count_nonzero(lengths))
+
+    def _write_index(self, index: AtomicFile) -> None:
+        layout = Layout(self._code, self._num_sequences, self.num_documents + 1)
+        index.write(layout.header())
+        for lengths in self._file.chunks():
+            index.write(lengths[lengths > 0].data)
+        begin = 0
+        for lengths in self._file.chunks():
+            ends = np.cumsum(lengths[lengths > 0], dtype=np.int64) * self._dtype.itemsize + begin
+            index.write(np.concatenate(([begin], ends[:-1])).astype("<i8")[: len(ends)].data)
+            begin = int(ends[-1]) if len(ends) else begin
+        index.write(bytes(8))
+        sequences = 0
+        for lengths in self._file.chunks():
+            bounds = np.cumsum(lengths > 0, dtype=np.int64) + sequences
+            index.write(bounds.astype("<i8").data)
+            sequences = int(bounds[-1])
+        if index.size != layout.end:
+            raise OutputError(f"{index.path}: {index.size} bytes were written, {layout.end} were due")
+
+    def _lengths_in(self, key: str) -> LengthChunks:
+        with_files = reader("pread")
+        try:
+            index = open_index(with_files, str(self._index), with_files.size(self._prefix + ".bin"))
+            for begin in range(0, index.num_documents, CHUNK):
+                bounds = index.bounds.read(begin, min(begin + CHUNK, index.num_documents) + 1)
+                sequences = np.diff(bounds)
+                if ((sequences < 0) | (sequences > 1)).any():
+                    raise StoreError(
+                        f"{index.path}: not of this writer, which makes one sequence a document: begin anew"
+                    )
+                lengths = np.zeros(len(sequences), np.int64)
+                lengths[sequences == 1] = index.sizes.read(int(bounds[0]), int(bounds[-1]))
+                yield lengths
+        finally:
+            with_files.close()
+
+
+_PIECE_BYTES = 1 << 20
+
+
+class SequenceFiles:
+    """The ``.bin`` of one pair on its way to disk, and what its index will say.
+
+    Args:
+        path: of the ``.bin`` in the end.
+        layout: dtype code, dialect and mode bytes; its counts do not matter.
+
+    Raises:
+        OutputError: the system refuses a file.
+    """
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self._layout = layout
+        self._tokens = TokenFile(path, layout.dtype)
+        self._kept: list[AtomicFile] = []
+        try:
+            self._bounds = self._keep(path, "bounds")
+            self._modes = self._keep(path, "modes")
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences so far."""
+        return self._tokens.num_documents
+
+    def add(
+        self, tokens: NDArray[Any], lengths: NDArray[np.int64], bounds: NDArray[np.int64], modes: NDArray[np.int8]
+    ) -> None:
+        """Append what was checked.
+
+        Args:
+            tokens: (sum of lengths,) in the dtype of the layout, contiguous.
+            lengths: (n,) tokens of each sequence.
+            bounds: (m,) of each document that ends here, the number of sequences up to its end, of the whole file.
+            modes: (n,) of each sequence, or (0,) where the layout has none.
+        """
+        self._tokens.add(tokens, lengths)
+        self._bounds.write(bounds.astype("<i8").data)
+        self._modes.write(modes.data)
+
+    def finish(self, idx_path: Path) -> WrittenShard:
+        """Write the index, and give both files their names, the index last.
+
+        Raises:
+            OutputError: the system refuses; neither file is there then.
+        """
+        num_sequences = self.num_sequences
+        num_documents = self._bounds.size // 8 if self._layout.has_documents else num_sequences
+        num_bounds = num_documents + 1 if self._layout.has_documents else 0
+        layout = Layout(
+            self._layout.dtype_code, num_sequences, num_bounds, self._layout.dialect, self._layout.mode_bytes
+        )
+        try:
+            index = AtomicFile(idx_path)
+            try:
+                self._write_index(index, layout)
+            except BaseException:
+                index.discard()
+                raise
+            files = (self._tokens.data.sum, index.sum)
+            commit([self._tokens.data, index])
+        finally:
+            self.discard()  # what has its name stays
+        return WrittenShard(
+            format="indexed",
+            prefix=str(idx_path).removesuffix(".idx"),
+            num_documents=num_documents,
+            keys={"tokens": KeyInfo(dtype=layout.dtype.name, tokens=self._tokens.num_tokens)},
+            contiguous=True,
+            files=files,
+        )
+
+    def discard(self) -> None:
+        """Remove all temporary files."""
+        self._tokens.discard()
+        for file in self._kept:
+            file.discard()
+
+    def _write_index(self, index: AtomicFile, layout: Layout) -> None:
+        index.write(layout.header())
+        for lengths in self._tokens.chunks():
+            index.write(lengths.data)
+        begin = 0
+        for lengths in self._tokens.chunks():
+            ends = np.cumsum(lengths, dtype=np.int64) * layout.dtype.itemsize + begin
+            index.write(np.concatenate(([begin], ends[:-1])).astype("<i8").data)
+            begin = int(ends[-1])
+        if layout.has_documents:
+            index.write(bytes(8))
+            for piece in self._bounds.pieces(_PIECE_BYTES):
+                index.write(piece)
+        for piece in self._modes.pieces(_PIECE_BYTES):
+            index.write(piece)
+        if index.size != layout.end:
+            raise OutputError(f"{index.path}: {index.size} bytes were written, {layout.end} were due")
+
+    def _keep(self, path: Path, name: str) -> AtomicFile:
+        """A file that only this process needs, and that no kill leaves behind."""
+        file = AtomicFile(path.with_name(f"{path.name.removesuffix('.bin')}.{name}"))
+        self._kept.append(file)
+        with contextlib.suppress(OSError):
+            file.temporary.unlink()
+        return file

@@ -1,0 +1,236 @@
+"""Where the records of a JSON lines file begin, how long their lists are, and which dtype holds the lists of a key.
+
+The index of a file of 8 MiB or more is kept in ``.headrace-index`` beside it, or where that cannot be written in
+``$HEADRACE_CACHE``, or ``~/.cache/headrace``. It is found again by the name, size and time of modification of the
+file and a hash of its ends.
+
+Lists of numbers in JSON, and the dtype that holds all lists of a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from headrace.errors import OutputError, StoreError
+from headrace.io import Reader
+from headrace.stores.arguments import read_only
+from headrace.stores.kept_arrays import find_cache, keep_arrays, kept_name
+from headrace.stores.store import IntArray, TokenArray
+
+_Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Numbers = list[_Int | float | bool]
+
+_INTEGERS: Final = msgspec.json.Decoder(dict[str, list[_Int]])
+_RECORD: Final = msgspec.json.Decoder(dict[str, Numbers])
+_KINDS: Final = {"bool": np.dtype(np.bool_), "int": np.dtype(np.int64), "float": np.dtype(np.float64)}
+
+
+def decode_record(data: bytes | memoryview) -> tuple[dict[str, Any], bool]:
+    """The lists of one record, by key; and whether all of them hold integers only.
+
+    Raises:
+        msgspec.DecodeError: no JSON object of lists of numbers, or an integer beyond 64 bits.
+    """
+    try:
+        return _INTEGERS.decode(data), True
+    except msgspec.ValidationError:
+        return _RECORD.decode(data), False
+
+
+class Kinds:
+    """The kinds of number seen so far, for each key: ``bool``, ``int``, ``float``; nothing where all were empty."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, str] = {}
+
+    def add(self, key: str, values: list[Any], where: str, *, integers: bool = False) -> None:
+        """Look at a list, or only at whether it holds anything where it is known to hold integers.
+
+        Raises:
+            StoreError: truth values and numbers in one key.
+        """
+        for kind in {type(value).__name__ for value in (values[:1] if integers else values)}:
+            before = self._seen.setdefault(key, kind)
+            if before == kind:
+                continue
+            if "bool" in (before, kind):
+                raise StoreError(f"{where}: key {key!r} holds both true or false and numbers; a key holds one of them")
+            self._seen[key] = "float"
+
+    def dtype(self, key: str) -> np.dtype[Any]:
+        """bool; int64; float64 where a fraction was seen; int64 where nothing was."""
+        return _KINDS[self._seen.get(key, "int")]
+
+
+def as_array(values: list[Any], dtype: np.dtype[Any]) -> TokenArray:
+    """The list as a read-only array."""
+    return read_only(np.array(values, dtype))
+
+
+def json_can_be(has: np.dtype[Any], count: int, dtype: np.dtype[Any]) -> bool:
+    """Whether ``count`` JSON numbers may as well be of another dtype: integers of float64, and none at all of any."""
+    return has == dtype or not count or (has == np.int64 and dtype == np.float64)
+
+
+INDEX_FOLDER: Final = ".headrace-index"
+_VERSION: Final = 1
+_KEPT_BYTES: Final = 8 << 20
+_CHUNK_BYTES: Final = 8 << 20
+_ENDS_BYTES: Final = 64 << 10
+_log = logging.getLogger("headrace")
+
+
+class LineIndex(msgspec.Struct, frozen=True):
+    """The records of one file.
+
+    Attributes:
+        offsets: (n,) int64, the byte where each begins.
+        ends: (n,) int64, the byte where it ends, without the end of the line.
+        bounds: for each key (n + 1,) int64, prefix sums of the lengths of its lists.
+        dtypes: of each key.
+        xxh3_128: hash of the whole file.
+    """
+
+    offsets: IntArray
+    ends: IntArray
+    bounds: dict[str, IntArray]
+    dtypes: dict[str, np.dtype[Any]]
+    xxh3_128: str
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    keys: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    xxh3_128: str
+
+
+def line_index(path: str, using: Reader) -> LineIndex:
+    """The index of a file, as it was kept or by a pass over it, about 10 ns a byte of integers.
+
+    Raises:
+        StoreError: a line that is no record, or no records; names the line and what was expected.
+    """
+    size = using.size(path)
+    if size < _KEPT_BYTES:
+        return make_index(path, using)
+    name = _name(path, size, using)
+    folders = [Path(path).absolute().parent / INDEX_FOLDER, *cache_folders()]
+    for folder in folders:
+        if (kept := find_cache(folder, name)) is not None:
+            return _from_arrays(*kept)
+    began = time.monotonic()
+    index = make_index(path, using)
+    _log.info("%s: indexed %s records in %.1f s", path, f"{len(index.offsets):,}", time.monotonic() - began)
+    for folder in folders:
+        # An index that cannot be kept costs the next start its time only.
+        with contextlib.suppress(OutputError):
+            keep_arrays(folder, name, *_as_arrays(index))
+            break
+    return index
+
+
+def make_index(path: str, using: Reader) -> LineIndex:
+    """The index by a pass over the file; nothing is kept.
+
+    Raises:
+        StoreError: as `line_index`.
+    """
+    offsets, ends = array("q"), array("q")
+    lengths: dict[str, array[int]] = {}
+    kinds = Kinds()
+    hasher = xxhash.xxh3_128()
+    for number, offset, line in _lines(path, using.for_pass(), hasher):
+        where = f"{path}: line {number}"
+        try:
+            record, integers = decode_record(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise StoreError(
+                f"{where}: no record of tokens, which is a JSON object with a list of numbers for each key: {error};"
+                " text and messages are made into tokens by headrace prepare"
+            ) from error
+        if not lengths:
+            lengths = {key: array("q") for key in record}
+        if record.keys() != lengths.keys() or not record:
+            first = ", ".join(map(repr, lengths)) or "none"
+            raise StoreError(
+                f"{where}: has the keys {', '.join(map(repr, record)) or 'none'}, the first record has {first}; all"
+                " records have the same, at least one"
+            )
+        for key, values in record.items():
+            kinds.add(key, values, where, integers=integers)
+            lengths[key].append(len(values))
+        offsets.append(offset)
+        ends.append(offset + len(line))
+    if not lengths:
+        raise StoreError(
+            f"{path}: holds no record; expected JSON objects with a list of numbers for each key, one a line"
+        )
+    bounds = {key: np.concatenate(([0], np.cumsum(_ints(counts)))).astype(np.int64) for key, counts in lengths.items()}
+    return LineIndex(
+        _ints(offsets), _ints(ends), bounds, {key: kinds.dtype(key) for key in lengths}, hasher.hexdigest()
+    )
+
+
+def _lines(path: str, using: Reader, hasher: xxhash.xxh3_128) -> Iterator[tuple[int, int, bytes]]:
+    """Number from 1, first byte, and bytes of each line that is not blank."""
+    size = using.size(path)
+    number, offset, rest = 0, 0, b""
+    for begin in range(0, size, _CHUNK_BYTES):
+        length = min(_CHUNK_BYTES, size - begin)
+        data = using.read_ranges(path, np.array([begin]), np.array([length])).tobytes()
+        hasher.update(data)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield number, offset, line
+            offset += len(line) + 1
+    if rest.strip():
+        yield number + 1, offset, rest
+
+
+def _ints(values: array[int]) -> IntArray:
+    return np.array(values, np.int64)
+
+
+def _name(path: str, size: int, using: Reader) -> str:
+    length = min(size, _ENDS_BYTES)
+    ends = using.read_ranges(path, np.array([0, size - length]), np.array([length, length])).tobytes()
+    status = Path(path).stat()
+    return kept_name("jsonl", _VERSION, Path(path).name, size, status.st_mtime_ns, xxhash.xxh3_128_hexdigest(ends))
+
+
+def cache_folders() -> list[Path]:
+    """Where an index is kept that cannot lie beside its file."""
+    if named := os.environ.get("HEADRACE_CACHE"):
+        return [Path(named) / "jsonl"]
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return [Path(named) / "headrace" / "jsonl"]
+    try:
+        return [Path.home() / ".cache" / "headrace" / "jsonl"]
+    except RuntimeError:
+        return []
+
+
+def _as_arrays(index: LineIndex) -> tuple[dict[str, IntArray], bytes]:
+    bounds = {f"bounds_{number}": array for number, array in enumerate(index.bounds.values())}
+    meta = _Meta(tuple(index.bounds), tuple(index.dtypes[key].name for key in index.bounds), index.xxh3_128)
+    return {"offsets": index.offsets, "ends": index.ends, **bounds}, msgspec.json.encode(meta)
+
+
+def _from_arrays(arrays: dict[str, IntArray], data: bytes) -> LineIndex:
+    meta = msgspec.json.decode(data, type=_Meta)
+    bounds = {key: arrays[f"bounds_{number}"] for number, key in enumerate(meta.keys)}
+    dtypes = {key: np.dtype(name) for key, name in zip(meta.keys, meta.dtypes, strict=True)}
+    return LineIndex(arrays["offsets"], arrays["ends"], bounds, dtypes, meta.xxh3_128)

@@ -1,0 +1,226 @@
+"""Records of tokens as JSON, one a line."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+import numpy as np
+import xxhash
+
+from headrace.errors import StoreError
+from headrace.io import Reader, check_local, reader
+from headrace.stores.arguments import read_only
+from headrace.stores.checking import check_file, check_values
+from headrace.stores.json.index import as_array, decode_record, json_can_be, line_index, make_index
+from headrace.stores.keyed.layout import key_dtype
+from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.segmented import SegmentedStore, cut_at
+from headrace.stores.store import Problem, TokenArray
+from headrace.stores.written import OutputShard
+
+JSON_SUFFIXES: Final = (".jsonl", ".json")
+_RECENT_RECORDS = 32
+
+
+class JsonlStore(SegmentedStore):
+    """One ``.jsonl`` file: a record a line, ``{"tokens": [1, 2, 3], "loss_mask": [0, 1, 1]}``. For small data.
+
+    Integers are int64, with a fraction anywhere in a key float64, true and false bool. The first opening is a pass
+    over the file, whose result is kept for files of 8 MiB or more; a document is then one read of its line, and about
+    100 ns a number of all its keys.
+
+    Args:
+        path: the file.
+        key: the main key.
+        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
+        vouched: the manifest's entry, whose dtypes the numbers then have.
+
+    Raises:
+        StoreError: missing, a line that is no record, which is named, or not what the manifest lists.
+        ConfigError: there is no such key.
+    """
+
+    format = "jsonl"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: str | None = None,
+        using: str | Reader = "mmap",
+        vouched: OutputShard | None = None,
+    ) -> None:
+        self.file = os.fspath(path)
+        self._reader = reader(using)
+        self._index = line_index(self.file, self._reader)
+        self._recent: dict[int, dict[str, TokenArray]] = {}
+        self._vouched = vouched
+        super().__init__(self.file, self._index.bounds, self._index.dtypes, key)
+        if vouched is not None:
+            for fault in self._disagreements(vouched):
+                raise StoreError(f"{self.file}: not the shard that the manifest lists: {fault}")
+            self._assumed = {name: key_dtype(info.dtype) for name, info in vouched.keys.items()}
+            self._dtypes.update(self._assumed)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file."""
+        return (Path(self.file),)
+
+    @property
+    def fingerprint(self) -> str:
+        """xxh3_128 of the hash of the whole file and the main key."""
+        return xxhash.xxh3_128_hexdigest(repr((self.format, self._keys[0], self._index.xxh3_128)).encode())
+
+    def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
+        """float64, where integers were seen, and anything where all lists are empty."""
+        return json_can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
+
+    def with_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Self:
+        """The same store with other dtypes of some keys, each of which it can be."""
+        other = super().with_dtypes(dtypes)
+        other._recent = {}
+        return other
+
+    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
+        """Read every line again and compare it with the index; every byte if a manifest beside the file vouches for it.
+
+        Ids are those of the main key, and of all keys of integers that a manifest says hold ids.
+        """
+        vouched, place = self._vouched, Path(self.file)
+        if vouched is None and (place.parent / MANIFEST_NAME).exists():
+            try:
+                entry = load_manifest(place.parent).shard(place.stem)
+                vouched = entry if entry is not None and entry.format == self.format else None
+            except StoreError as error:
+                yield Problem(path=str(place.parent / MANIFEST_NAME), place="", message=str(error))
+        if vouched is not None:
+            yield from check_file(place, vouched.files[0])
+        using = copy.copy(self._reader)
+        try:
+            found = make_index(self.file, using)
+        except StoreError as error:
+            yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
+            return
+        finally:
+            using.close()
+        if found.xxh3_128 != self._index.xxh3_128:
+            yield Problem(path=self.file, place="", message="was changed since it was indexed; open it again")
+            return
+        try:
+            for key in self._keys:
+                yield from self._check_key(key, vouched, vocab_size)
+        except StoreError as error:
+            yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
+
+    def close(self) -> None:
+        """Let go of the file; arrays stay valid, and a later read opens it again."""
+        self._reader.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A file of the same fingerprint is the one that the manifest lists, and so is not compared with it again.
+        how = self._keys[0], self._reader, self._assumed
+        return _reopen, (self.path, self.file, *how, self.fingerprint), {"_vouched": self._vouched}
+
+    def _check_key(self, key: str, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
+        info, is_main = None if vouched is None else vouched.keys.get(key), key == self._keys[0]
+        has_ids = is_main if info is None else info.ids and (is_main or self._dtypes[key].kind in "iu")
+        for problem in check_values(
+            self.file,
+            self._dtypes[key],
+            lambda begin, end: self._read(begin, end, key),
+            self._bounds[key],
+            vocab_size if has_ids else None,
+        ):
+            # One file has the documents of all keys.
+            place = f"key {key!r}, {problem.place}" if problem.place and len(self._keys) > 1 else problem.place
+            yield msgspec.structs.replace(problem, place=place)
+
+    def _disagreements(self, vouched: OutputShard) -> Iterator[str]:
+        """What the manifest's entry says otherwise. Every byte is looked at by `check`, the size here."""
+        found = {key: int(bounds[-1]) for key, bounds in self._bounds.items()}
+        listed = {key: info.tokens for key, info in vouched.keys.items()}
+        if (found, self.num_documents) != (listed, vouched.documents):
+            yield f"found {self.num_documents} documents, {found}, listed {vouched.documents} and {listed}"
+            return
+        for key, info in vouched.keys.items():
+            has, wanted = self._index.dtypes[key], key_dtype(info.dtype)
+            is_held = has.kind == wanted.kind or (has.kind == "i" and wanted.kind in "uf")
+            if found[key] and not is_held:
+                yield f"key {key!r} holds {has.name} numbers, listed {info.dtype}"
+        size = self._reader.size(self.file)
+        if [file.size for file in vouched.files] != [size]:
+            yield f"it has {size} bytes, listed {vouched.files[0].size}"
+
+    def _read(self, begin: int, end: int, key: str) -> TokenArray:
+        parts = zip(*(part.tolist() for part in cut_at(self._bounds[key], np.array([begin]), end - begin)), strict=True)
+        pieces = [self._record(number)[key][first : first + count] for number, first, count in parts if count]
+        if len(pieces) == 1:
+            return pieces[0]
+        return read_only(np.concatenate(pieces) if pieces else np.empty(0, self._dtypes[key]))
+
+    def _record(self, number: int) -> dict[str, TokenArray]:
+        found = self._recent.get(number)
+        if found is None:
+            found = self._parse(number)
+            if len(self._recent) >= _RECENT_RECORDS:
+                self._recent = {}
+            self._recent[number] = found
+        return found
+
+    def _parse(self, number: int) -> dict[str, TokenArray]:
+        begin, end = int(self._index.offsets[number]), int(self._index.ends[number])
+        line = self._reader.read_ranges(self.file, np.array([begin]), np.array([end - begin])).tobytes()
+        try:
+            found = {key: as_array(values, self._dtypes[key]) for key, values in decode_record(line)[0].items()}
+            lengths = {key: int(np.diff(bounds[number : number + 2])[0]) for key, bounds in self._bounds.items()}
+            if {key: len(values) for key, values in found.items()} == lengths:
+                return found
+            problem = f"other lists than those of {lengths} numbers that its index tells of"
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, KeyError) as error:
+            problem = str(error)
+        of = "the index is not of this file, remove it" if self._vouched is None else "not what its manifest lists"
+        raise StoreError(f"{self.file}: document {number}, byte {begin}: {problem}; {of}")
+
+
+def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> JsonlStore:
+    """The store of a ``.jsonl`` file.
+
+    Raises:
+        StoreError: it is no such file; one object of lists of lists is refused with the command that converts it.
+        ConfigError: there is no such key.
+    """
+    check_local(path)
+    name = os.fspath(path)
+    using = reader(using)
+    if name.endswith(".json") or is_object(name, using):
+        raise StoreError(
+            f"{name}: one JSON object, which cannot be read record by record; `headrace convert {name} FOLDER --format"
+            " keyed` makes a store of the lists in it"
+        )
+    return JsonlStore(name, key=key, using=using)
+
+
+def _reopen(
+    path: str, file: str, key: str, using: Reader, assumed: dict[str, np.dtype[Any]], fingerprint: str
+) -> JsonlStore:
+    store = JsonlStore(file, key=key, using=using).with_dtypes(assumed)
+    store.path = path
+    if store.fingerprint != fingerprint:
+        raise StoreError(f"{file}: has changed since the store was handed to this process; open it again")
+    return store
+
+
+def is_object(path: str, using: Reader) -> bool:
+    """Whether a ``.jsonl`` is one JSON object over all of it, of lists of lists: AstrAI gave that name to both."""
+    size = using.size(path)
+    length = min(size, 4096)
+    head = using.read_ranges(path, np.array([0]), np.array([length])).tobytes()
+    # The first value of a record begins with a number or ends; the one of an object begins with another list.
+    values = b"".join(head.split()).partition(b":")[2]
+    return values.startswith(b"[[")

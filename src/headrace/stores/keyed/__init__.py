@@ -1,0 +1,1 @@
+"""AstrAI's ``meta.json`` and a ``.bin`` for each key: documents of parallel streams, read, checked and written."""

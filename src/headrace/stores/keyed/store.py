@@ -1,0 +1,390 @@
+"""``meta.json`` and a ``.bin`` for each key: one shard of documents of parallel streams, as AstrAI keeps them.
+
+Reads a whole keyed shard and says everything that is wrong with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import xxhash
+
+from headrace.errors import ConfigError, StoreError
+from headrace.io import Reader, check_local, reader
+from headrace.stores.arguments import by_keys, check_range, document_number, positions
+from headrace.stores.checking import check_file, check_values
+from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
+from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.segmented import tokens_at, windows
+from headrace.stores.store import IntArray, KeyList, Problem, Store, TokenArray
+from headrace.stores.written import OutputShard
+
+
+def check_keyed(
+    folder: str, using: Reader, *, main: str, vouched: OutputShard | None, vocab_size: int | None
+) -> Iterator[Problem]:
+    """Every fault of a folder's ``meta.json`` and of the ``.bin`` of each key.
+
+    The files are opened anew, so what the store has seen before does not matter. One pass over each ``.bin`` for:
+    checksums, if a manifest vouches for the shard; values of ``bool``; ids, if ``vocab_size`` is given.
+    """
+    using = copy.copy(using)  # which has no files yet
+    try:
+        yield from _check(folder, using, main, vouched, vocab_size)
+    finally:
+        using.close()
+
+
+def _check(
+    folder: str, using: Reader, main: str, vouched: OutputShard | None, vocab_size: int | None
+) -> Iterator[Problem]:
+    place = Path(folder)
+    if vouched is None and (place.parent / MANIFEST_NAME).exists():
+        try:
+            entry = load_manifest(place.parent).shard(place.name)
+            vouched = entry if entry is not None and entry.format == "keyed" else None
+        except StoreError as error:
+            yield Problem(path=str(place.parent / MANIFEST_NAME), place="", message=str(error))
+    meta = str(place / META_NAME)
+    layouts: dict[str, KeyLayout] = {}
+    bounds: dict[str, IntArray] = {}
+    try:
+        size = using.size(meta)
+        data = using.read_ranges(meta, np.array([0]), np.array([size])).tobytes()
+        layouts = parse_meta(meta, data)
+        for key, layout in layouts.items():
+            if layout.num_documents is not None:
+                bounds[key] = parse_bounds(meta, data, key)
+    except StoreError as error:
+        yield Problem(path=meta, place="", message=str(error).removeprefix(f"{meta}: "))
+    if vouched is not None:
+        for file in vouched.files:
+            yield from check_file(place / file.name, file)
+        if layouts:
+            yield from _check_counts(folder, vouched, layouts)
+    for key, layout in layouts.items():
+        info = None if vouched is None else vouched.keys.get(key)
+        has_ids = key == main if info is None else info.ids and (key == main or layout.dtype.kind in "iu")
+        yield from _check_key(folder, using, layout, bounds.get(key), vocab_size if has_ids else None)
+
+
+def _check_counts(folder: str, vouched: OutputShard, layouts: Mapping[str, KeyLayout]) -> Iterator[Problem]:
+    """The numbers that the manifest gives for the shard."""
+    counts = {layout.num_documents for layout in layouts.values()} - {None}
+    for count in counts - {vouched.documents}:
+        message = f"documents: the manifest says {vouched.documents}, the shard has {count}"
+        yield Problem(path=folder, place="", message=message)
+    listed = {key: f"{info.tokens} of {info.dtype}" for key, info in vouched.keys.items()}
+    found = {key: f"{layout.num_tokens} of {layout.dtype.name}" for key, layout in layouts.items()}
+    for key in sorted(listed.keys() | found.keys()):
+        if listed.get(key) != found.get(key):
+            message = f"the manifest says {listed.get(key, 'nothing')}, the shard has {found.get(key, 'nothing')}"
+            yield Problem(path=folder, place=f"key {key!r}", message=message)
+
+
+def _check_key(
+    folder: str, using: Reader, layout: KeyLayout, bounds: IntArray | None, vocab_size: int | None
+) -> Iterator[Problem]:
+    path = str(Path(folder) / f"{layout.key}.bin")
+    try:
+        size = using.size(path)
+    except StoreError as error:
+        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+        return
+    if size != layout.num_bytes:
+        what = f"{layout.num_tokens} values of {layout.dtype.name} take {layout.num_bytes} bytes, the file has {size}"
+        yield Problem(path=path, place="", message=what)
+    if size < layout.num_bytes:
+        return
+
+    def read(begin: int, end: int) -> TokenArray:
+        item = layout.dtype.itemsize
+        return using.read_ranges(path, np.array([begin * item]), np.array([(end - begin) * item])).view(layout.dtype)
+
+    if bounds is None:
+        bounds = np.array([0, layout.num_tokens])
+    yield from check_values(path, layout.dtype, read, bounds, vocab_size)
+
+
+_ENDS_BYTES = 4096
+
+
+class KeyedStore(Store):
+    """One shard of the keyed format. Opening it is one scan of ``meta.json``, about 3 ns a byte.
+
+    The *main* key decides what a document and the stream are: `num_documents`, `num_tokens`, `lengths`, `gather`. It
+    is the first in ``meta.json`` unless another is asked for, and is also known by the name ``"tokens"``. Another key
+    is *parallel* if it has as many values; `fetch` reads parallel keys only, since place i of one stream says nothing
+    of place i of another that is longer. `document` reads any key, by its own offsets.
+
+    A key without offsets has those of the first key of the same length that has some; where there is none, all of it
+    is one document, or none if it is empty.
+
+    Args:
+        folder: where ``meta.json`` is.
+        key: the main key.
+        using: how to read, ``"mmap"`` (documents are views, no copy) or ``"pread"``; or a reader.
+        vouched: the manifest's entry.
+
+    Raises:
+        StoreError: a file is missing or malformed; the message says what was found and what was expected.
+        ConfigError: there is no such key.
+    """
+
+    format = "keyed"
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        key: str | None = None,
+        using: str | Reader = "mmap",
+        vouched: OutputShard | None = None,
+    ) -> None:
+        check_local(folder)
+        self.path = self.folder = os.fspath(folder)
+        self._reader = reader(using)
+        self._vouched = vouched
+        self._meta = str(Path(self.folder) / META_NAME)
+        self._meta_bytes = self._reader.size(self._meta)
+        data = self._read_meta()
+        self._meta_hash = xxhash.xxh3_128_hexdigest(data)
+        layouts = parse_meta(self._meta, data)
+        if vouched is not None:
+            self._check_agrees(vouched, layouts)
+        self._bins = {name: str(Path(self.folder) / f"{name}.bin") for name in layouts}
+        self._set_main(layouts, key)
+        self._sources = {name: self._bounds_source(layouts, layout) for name, layout in layouts.items()}
+        self._bounds: dict[str, IntArray] = {}
+        for name, layout in self._layouts.items():
+            size = self._reader.size(self._bin(name))
+            if size < layout.num_bytes:
+                raise StoreError(
+                    f"{self._bin(name)}: cut short: {layout.num_tokens} values of {layout.dtype.name} take"
+                    f" {layout.num_bytes} bytes, the file has {size}"
+                )
+        for file in vouched.files if vouched is not None else ():
+            size = self._reader.size(str(Path(self.folder) / file.name))
+            if size != file.size:
+                raise StoreError(
+                    f"{self.folder}: not the shard that the manifest lists: {file.name} has {size} bytes, listed"
+                    f" {file.size}"
+                )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The main key, then the others in the order of ``meta.json``."""
+        return self._keys
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """The dtype of each ``.bin``."""
+        return {key: layout.dtype for key, layout in self._layouts.items()}
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The ``.bin`` of each key, and ``meta.json``."""
+        return (*(Path(self._bin(key)) for key in self._keys), Path(self._meta))
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents, empty ones included. O(1)."""
+        return self._num_documents(self._main.key)
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether the file says where the documents of the main key are; without, all of it is one."""
+        return self._sources[self._main.key].num_documents is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Values of the main key. O(1)."""
+        return self._main.num_tokens
+
+    @property
+    def lengths(self) -> IntArray:
+        """(num_documents,) int64: values of each document of the main key."""
+        return np.diff(self._use_bounds(self._main.key))
+
+    @property
+    def fingerprint(self) -> str:
+        """xxh3_128 of ``meta.json``, the order of the keys, and the first and last 4 KiB of each ``.bin``."""
+        hasher = xxhash.xxh3_128(repr((self.format, self._keys, self._meta_hash)).encode())
+        for key, layout in self._layouts.items():
+            length = min(layout.num_bytes, _ENDS_BYTES)
+            begins = np.array([0, layout.num_bytes - length])
+            hasher.update(self._reader.read_ranges(self._bin(key), begins, np.array([length, length])).tobytes())
+        return hasher.hexdigest()
+
+    def document(self, index: int, keys: str | KeyList | None = None) -> Any:
+        """(length,) values of one document, without a copy where the file is mapped.
+
+        Raises:
+            IndexError: out of range.
+            ConfigError: a key that the store does not have, or that has no document of this number.
+        """
+        number = document_number(index, self.num_documents)
+        return by_keys(lambda key: self._read_document(number, key), keys, self._keys)
+
+    def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
+        """(end - begin,) values of the stream, without a copy where the file is mapped.
+
+        Raises:
+            IndexError: unless ``0 <= begin <= end <= num_tokens``.
+            ConfigError: a key that the store does not have, or that is not parallel to the main one.
+        """
+        check_range(begin, end, self.num_tokens)
+        return by_keys(lambda key: self._read_stream(begin, end, key), keys, self._keys)
+
+    def gather(self, begins: IntArray, length: int) -> TokenArray:
+        """(len(begins), length) values of the main key, a fresh array."""
+        path, dtype, num_tokens = self._bin(self._main.key), self._main.dtype, self.num_tokens
+        rows = self._reader.kept(
+            path, length, functools.partial(windows, dtype=dtype, num_tokens=num_tokens, length=length)
+        )
+        if rows is not None:
+            found: TokenArray = rows[positions(begins, len(rows), "begins")]
+            return found
+        begins = positions(begins, max(0, num_tokens - length + 1), "begins")
+        item = dtype.itemsize
+        data = self._reader.read_ranges(path, begins * item, np.full(len(begins), length * item, np.int64))
+        return data.view(dtype).reshape(len(begins), length)
+
+    def stream_view(self, key: str | None = None) -> TokenArray | None:
+        """The mapped ``.bin`` of a key that is parallel to the main one."""
+        stream: TokenArray | None = None
+        if self._reader.view(self._bin(self._main.key)) is not None:
+            stream = self.fetch(0, self.num_tokens, key)
+        return stream
+
+    def find_documents(self, begins: IntArray) -> IntArray:
+        """(n,) int64: the non-empty document that holds each value of the main key."""
+        begins = positions(begins, self.num_tokens, "begins")
+        return np.searchsorted(self._use_bounds(self._main.key), begins, side="right") - 1
+
+    def document_begins(self, documents: IntArray) -> IntArray:
+        """(n,) int64: where each document begins in the main key; ``num_documents`` itself gives ``num_tokens``."""
+        return self._use_bounds(self._main.key)[positions(documents, self.num_documents + 1, "documents")]
+
+    def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
+        """Every rule of the format, the ids, and every byte if a manifest beside the shard vouches for it.
+
+        Ids are those of the main key, and of all keys of integers where a manifest vouches for them.
+        """
+        return check_keyed(self.folder, self._reader, main=self._main.key, vouched=self._vouched, vocab_size=vocab_size)
+
+    def with_main(self, key: str) -> Self:
+        """The same store with another main key; it shares the files. O(keys).
+
+        Raises:
+            ConfigError: there is no such key.
+        """
+        # Not copy.copy, which would open the files again, as pickling does.
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._set_main({name: self._layouts[name] for name in self._bins}, key)
+        return twin
+
+    def close(self) -> None:
+        """Let go of all files; arrays stay valid, and a later read opens the files again."""
+        self._reader.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.path, self.folder, self._main.key, self._reader, self._vouched, self.fingerprint)
+
+    def _read_meta(self) -> bytes:
+        # All of it, and never again: mapped, it would count as this process's memory for as long as the store lives.
+        data = self._reader.read_ranges(self._meta, np.array([0]), np.array([self._meta_bytes])).tobytes()
+        self._reader.release(self._meta)
+        return data
+
+    def _bin(self, key: str) -> str:
+        return self._bins[key]
+
+    def _set_main(self, layouts: Mapping[str, KeyLayout], key: str | None) -> None:
+        self._keys = self._ordered(layouts, key)
+        self._layouts = {name: layouts[name] for name in self._keys}
+        self._main = self._layouts[self._keys[0]]
+
+    def _ordered(self, layouts: Mapping[str, KeyLayout], key: str | None) -> tuple[str, ...]:
+        if key is None:
+            # The name by which the main key of every store is known.
+            key = "tokens" if "tokens" in layouts else next(iter(layouts))
+        if key not in layouts:
+            raise ConfigError(f"{self.folder}: no key {key!r}; its keys are {', '.join(map(repr, layouts))}")
+        return (key, *(name for name in layouts if name != key))
+
+    def _bounds_source(self, layouts: Mapping[str, KeyLayout], layout: KeyLayout) -> KeyLayout:
+        """The layout whose offsets a key has."""
+        if layout.num_documents is not None:
+            return layout
+        with_offsets = (other for other in layouts.values() if other.num_documents is not None)
+        return next((other for other in with_offsets if other.num_tokens == layout.num_tokens), layout)
+
+    def _num_documents(self, key: str) -> int:
+        source = self._sources[key]
+        found = source.num_documents
+        return int(source.num_tokens > 0) if found is None else found
+
+    def _use_bounds(self, key: str) -> IntArray:
+        # No lock: two threads may both parse, and find the same.
+        source = self._sources[key]
+        if source.key not in self._bounds:
+            if source.num_documents is not None:
+                bounds = parse_bounds(self._meta, self._read_meta(), source.key)
+            else:
+                bounds = np.array([0, source.num_tokens] if source.num_tokens else [0], np.int64)
+            self._bounds[source.key] = bounds
+        return self._bounds[source.key]
+
+    def _read_document(self, number: int, key: str) -> TokenArray:
+        if self._num_documents(key) != self.num_documents:
+            raise ConfigError(
+                f"{self.folder}: key {key!r} has {self._num_documents(key)} documents, the main key"
+                f" {self._main.key!r} {self.num_documents}; open the store with key={key!r} to read it"
+            )
+        begin, end = self._use_bounds(key)[number : number + 2].tolist()
+        return self._read(begin, end, key)
+
+    def _read_stream(self, begin: int, end: int, key: str) -> TokenArray:
+        count = self._layouts[key].num_tokens
+        if count != self.num_tokens:
+            raise ConfigError(
+                f"{self.folder}: key {key!r} has {count} values, the main key {self._main.key!r} {self.num_tokens}: the"
+                f" streams are not parallel; read them by document, or open the store with key={key!r}"
+            )
+        return self._read(begin, end, key)
+
+    def _read(self, begin: int, end: int, key: str) -> TokenArray:
+        dtype = self._layouts[key].dtype
+        return tokens_at(self._reader, self._bin(key), dtype, begin * dtype.itemsize, (end - begin) * dtype.itemsize)
+
+    def _check_agrees(self, shard: OutputShard, layouts: Mapping[str, KeyLayout]) -> None:
+        """A manifest's entry must have the numbers of ``meta.json``. O(keys)."""
+        counts = {layout.num_documents for layout in layouts.values()} - {None, shard.documents}
+        listed = {key: (info.dtype, info.tokens) for key, info in shard.keys.items()}
+        found = {key: (layout.dtype.name, layout.num_tokens) for key, layout in layouts.items()}
+        if counts or listed != found:
+            has, says = _numbers(*counts, shard.documents, keys=found), _numbers(shard.documents, keys=listed)
+            raise StoreError(f"{self.folder}: not the shard that the manifest lists: found {has}, listed {says}")
+
+
+def _reopen(
+    path: str, folder: str, key: str, using: Reader, vouched: OutputShard | None, fingerprint: str
+) -> KeyedStore:
+    store = KeyedStore(folder, key=key, using=using, vouched=vouched)
+    store.path = path
+    if store.fingerprint != fingerprint:
+        raise StoreError(f"{folder}: has changed since the store was handed to this process; open it again")
+    return store
+
+
+def _numbers(documents: int | None, *_: int | None, keys: Mapping[str, tuple[str, int]]) -> str:
+    parts = [f"{tokens} {dtype} values of {key!r}" for key, (dtype, tokens) in sorted(keys.items())]
+    return f"{documents} documents, {', '.join(parts)}"
