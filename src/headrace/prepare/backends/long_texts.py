@@ -49,7 +49,7 @@ LOCAL_NORMALIZERS = frozenset(
 _META = "\u2581"
 """What sentencepiece-like vocabularies write for a space."""
 
-CALIBRATION = (
+_TURNED = (
     "He said \"two quoted words here\" and 'so did she' (with brackets [in brackets {of brackets} too] here) ok "
     "<tag with=attributes and more> words </tag> `code in ticks` \u201ctypeset quotes here\u201d \u00ables mots\u00bb "
     "a b c d e f Go on Read AND WRITE camelCase snakeCase it's they've we'll not won't stop\n"
@@ -59,7 +59,7 @@ CALIBRATION = (
     "\u05e2\u05d5\u05dc\u05dd \u0645\u0631\u062d\u0628\u0627 \u0628\u0643\u0645 \u4f60\u597d \u4e16\u754c\n"
     "\u4e00\u884c\u3002\n\u4e8c\u884c\u3002\n\u4e09\u884c\nend of it\n\nnew paragraph here.\nline\nline\nline two\n"
 )  # fmt: skip
-CALIBRATION = "".join(CALIBRATION[at:] + CALIBRATION[:at] for at in range(0, len(CALIBRATION), 29))
+CALIBRATION = "".join(_TURNED[at:] + _TURNED[:at] for at in range(0, len(_TURNED), 29))
 
 
 class Kind(NamedTuple):
