@@ -22,7 +22,8 @@ import msgspec
 import pytest
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.prepare import TextOptions, documents, prepare_text, run_plan, text_run, text_task
+from headrace.prepare import TextOptions, documents, prepare_text, run, run_plan
+from headrace.prepare import worker as text_task
 from headrace.prepare.messages import Order, Reply, Setup
 from headrace.prepare.output_folder import WORK_NAME
 from headrace.prepare.sources import open_span
@@ -98,14 +99,14 @@ class InlineWorkers:
 def small_run() -> Iterator[None]:
     """Pieces, buckets and checkpoints of some kB, workers in this process, one document in three proved."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_run, "Workers", InlineWorkers)
+        patch.setattr(run, "Workers", InlineWorkers)
         patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
         patch.setattr(text_task, "PIECE_BYTES", 3000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))
         patch.setattr(run_plan, "MIN_PENDING_BYTES", 4000)
         patch.setattr("headrace.prepare.buckets.MIN_BUCKET_BYTES", 4000)
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
-        patch.setattr("headrace.prepare.first_documents.NUM_DOCUMENTS", 5)
+        patch.setattr("headrace.prepare.resolving.NUM_DOCUMENTS", 5)
         yield
 
 

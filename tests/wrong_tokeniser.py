@@ -7,7 +7,7 @@ import numpy as np
 from headrace.prepare import documents
 from headrace.prepare.backends import proof
 from headrace.prepare.backends.backend import Encoded, SpecialPolicy
-from headrace.prepare.backends.truth import TokenizersBackend
+from headrace.prepare.backends.reference import TokenizersBackend
 
 NAME = "gigatoken"
 MISTAKE = "mistake"

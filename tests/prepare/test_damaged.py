@@ -14,8 +14,7 @@ import faults
 from counts import cases
 from headrace.errors import OutputError
 from headrace.prepare import OutputOptions, TextOptions, TokenOptions
-from headrace.prepare.output_folder import COMMIT_NAME, RUN_NAME, WORK_NAME
-from headrace.prepare.run_state import STATE_NAME, load_state, save_state
+from headrace.prepare.output_folder import COMMIT_NAME, RUN_NAME, STATE_NAME, WORK_NAME, load_state, save_state
 from headrace.testing.damage import endured
 
 OPTIONS = TextOptions(
@@ -69,7 +68,7 @@ def test_what_a_run_left_is_not_believed(tmp_path: Path, inputs: Path, kit: Any,
 
 def test_a_state_says_when_it_is_damaged(tmp_path: Path) -> None:
     from headrace.prepare.ledger import LedgerState
-    from headrace.prepare.run_state import RunState
+    from headrace.prepare.output_folder import RunState
 
     state = RunState(ledger=LedgerState(reached=[7], lines=[], hashes=[]), turn=7)
     save_state(tmp_path, state)

@@ -31,7 +31,7 @@ from headrace.prepare import (
     TextProgress,
     TokenOptions,
     prepare_text,
-    text_run,
+    run,
 )
 from headrace.prepare.forking import ONE_THREAD
 from headrace.prepare.output_folder import WORK_NAME
@@ -296,13 +296,13 @@ def small_run() -> Iterator[None]:
 
 @pytest.mark.usefixtures("small_run")
 def test_a_task_left_out_of_the_plan(kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_orders = text_run.RunPlan.orders
+    real_orders = run.RunPlan.orders
 
     def without_last(self: Any, **arguments: Any) -> Any:
         orders = real_orders(self, **arguments)
         return orders[:-1] if orders[-1].turn >= 0 else orders
 
-    monkeypatch.setattr(text_run.RunPlan, "orders", without_last)
+    monkeypatch.setattr(run.RunPlan, "orders", without_last)
     with pytest.raises(HeadraceError, match=r"does not balance: .*part-0\.jsonl: its extent, and what was read"):
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
     with pytest.raises(StoreError):
@@ -318,7 +318,7 @@ def test_a_piece_that_was_cut_short(
         os.truncate(path, path.stat().st_size - cut)
         return read_piece(path)
 
-    monkeypatch.setattr(text_run, "read_piece", cut_short)
+    monkeypatch.setattr(run, "read_piece", cut_short)
     with pytest.raises(OutputError, match=r"0\.0\.piece: a temporary piece is (damaged|torn)"):
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.prepare.functions import function_fingerprint, load_function
+from headrace.prepare.filters import function_fingerprint, load_function
 
 
 @pytest.fixture

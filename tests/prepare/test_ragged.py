@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.prepare.ragged import IntArray, add_ends, keep_rows, take_rows, total_lengths
+from headrace.prepare.columns import IntArray, add_ends, keep_rows, take_rows, total_lengths
 
 documents = st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=12)
 

@@ -21,12 +21,12 @@ import recipes_made
 import wrong_tokeniser
 from headrace.cli import main
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
-from headrace.prepare import RecipeOptions, estimate_recipe, prepare_recipe, resolving, text_run
+from headrace.prepare import RecipeOptions, estimate_recipe, prepare_recipe, resolving, run
 from headrace.prepare import documents as prepare_documents
 from headrace.prepare.backends import Encoded, RefusedTextError, proof
+from headrace.prepare.documents import SampleCounts
 from headrace.prepare.executor import Workers
-from headrace.prepare.piece_builder import PieceBuilder
-from headrace.prepare.sample_counts import SampleCounts
+from headrace.prepare.piece import PieceBuilder
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 
@@ -346,7 +346,7 @@ def test_max_records_keeps_the_first(folder: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_fast_library_gives_the_same_bytes(folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastokens")
-    monkeypatch.setattr(text_run, "Workers", Workers)
+    monkeypatch.setattr(run, "Workers", Workers)
     runs.write_lines(folder / "data" / "a.jsonl", runs.conversations(120))
     recipe = runs.SFT + "mask: {unstable: last_turn}\n"
     slow = runs.prepare(recipe, folder, folder / "slow", task_bytes=9000)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.errors import StoreError
-from headrace.prepare import shard_series
+from headrace.prepare import store_output
 from headrace.prepare.columns import DOMAIN, Column
 from headrace.prepare.store_output import OutputState, StoreOutput
 
@@ -84,7 +84,7 @@ def test_shards(
 def test_a_shard_of_a_layout_that_lists_its_documents_has_not_too_many(
     tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_series, "MAX_DOCUMENTS", 4)
+    monkeypatch.setattr(store_output, "MAX_DOCUMENTS", 4)
     output = open_output(tmp_path, layout, 1000, OutputState())
     output.add(rows_of([(1, 1)] * 3, 0))
     state = output.checkpoint()

@@ -237,7 +237,7 @@ def test_the_order_does_not_depend_on_the_buckets(
     options = TextOptions(tokens=TRUTH, output=OutputOptions(shuffle=3), workers=1, task_bytes=200_000)
     found = []
     for num_buckets in (1, 2, 64, 512):
-        monkeypatch.setattr("headrace.prepare.text_run.choose_num_buckets", lambda size, workers, n=num_buckets: n)
+        monkeypatch.setattr("headrace.prepare.run.choose_num_buckets", lambda size, workers, n=num_buckets: n)
         prepare_text([corpus], tmp_path / str(num_buckets), tokenizer=kit.tokenizer, options=options)
         found.append((tmp_path / str(num_buckets) / "text_document.bin").read_bytes())
     assert found[0] == found[1] == found[2] == found[3]
@@ -270,7 +270,7 @@ def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path, monkeypatc
     # Workers are processes of their own: they meet the small limits through their path.
     (site / "sitecustomize.py").write_text(
         "import functools\n"
-        "import headrace.prepare.text_task as text_task\n"
+        "import headrace.prepare.worker as text_task\n"
         "text_task.PIECE_BYTES = 20_000\n"
         "text_task.open_span = functools.partial(text_task.open_span, block_bytes=50_000)\n"
     )

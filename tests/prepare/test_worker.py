@@ -75,7 +75,7 @@ def test_what_nobody_foresaw_is_told_with_its_traceback(
     def fail(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr("headrace.prepare.text_task.open_span", fail)
+    monkeypatch.setattr("headrace.prepare.worker.open_span", fail)
     reply = make_worker(kit, tmp_path, files).handle(text_task(files, 7))
     assert isinstance(reply, Failed)
     assert (reply.turn, reply.kind) == (7, "crash")

@@ -23,10 +23,10 @@ from headrace.prepare import (
     TokenOptions,
     documents,
     prepare_text,
-    text,
-    text_run,
-    text_task,
+    run,
+    worker,
 )
+from headrace.prepare import api as text
 from headrace.prepare.backends import proof
 from headrace.prepare.executor import Workers
 from headrace.prepare.sources import RecordSpec, find_inputs, plan_tasks
@@ -81,7 +81,7 @@ def test_nothing_from_the_task_on_is_of_the_wrong_tokeniser(
     kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
     """Also what was made of the task before, and is in the output already, where the task leaves several pieces."""
-    monkeypatch.setattr(text_task, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(worker, "PIECE_BYTES", piece_bytes)
     notices: list[str] = []
     manifest = prepare_text(
         [corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=PROOF, on_notice=notices.append
@@ -111,7 +111,7 @@ def test_the_same_bytes_after_any_kill_and_for_any_number_of_workers(
     kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     output = tmp_path / "out"
-    monkeypatch.setattr(text_task, "PIECE_BYTES", 700)
+    monkeypatch.setattr(worker, "PIECE_BYTES", 700)
     # The probe takes a second each time.
     choice = proof.choose_backend(kit.tokenizer.read_bytes(), wanted=NAME, special="literal")
     assert choice.name == NAME
@@ -135,12 +135,12 @@ def test_the_same_bytes_after_any_kill_and_for_any_number_of_workers(
 
 
 def test_in_processes_of_their_own(kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_task, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(worker, "PIECE_BYTES", 1 << 20)
     faults.prepare(corpus, tmp_path / "wanted", kit.tokenizer, PROOF, workers=1)
     (tmp_path / "path").mkdir()
     (tmp_path / "path/sitecustomize.py").write_text(FOR_WORKERS)
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
-    monkeypatch.setattr(text_run, "Workers", Workers)
+    monkeypatch.setattr(run, "Workers", Workers)
     for workers in (1, 4):
         faults.prepare(corpus, tmp_path / str(workers), kit.tokenizer, PROOF, workers=workers)
         assert faults.content(tmp_path / str(workers)) == faults.content(tmp_path / "wanted")

@@ -67,7 +67,7 @@ def check(path: str, given: dict[str, Any], named: Collection[str], *, quiet: bo
         raise ConfigError(f"{path}: --quarantine goes with --decode, of one dataset")
     from headrace.cli.media.checking import SampleCheck, check_samples
     from headrace.cli.media.opening import SampleOptions
-    from headrace.prepare.text_run import usable_cores
+    from headrace.prepare.run import usable_cores
 
     options = {name: given[name] for name in ("split_part", "split_config", "dataset_config")}
     wanted = SampleCheck(

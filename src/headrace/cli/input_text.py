@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, StoreError
 from headrace.prepare.sources import SampleBy
-from headrace.prepare.sources.formats import counted_from, format_of, record_noun
+from headrace.prepare.sources.source_file import counted_from, format_of, record_noun
 from headrace.stores import Manifest
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ def command(
     from headrace.cli.measured_facts import print_measured
     from headrace.datasets import MediaDataset, measure
     from headrace.datasets.encoded.sources import opening_options
-    from headrace.prepare.text_run import usable_cores
+    from headrace.prepare.run import usable_cores
 
     task_encoder = load_encoder(encoder, _arguments(given))
     options = opening_options(task_encoder, {"trust_code": trust_code})
@@ -83,7 +83,7 @@ def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
         ConfigError: there is none; it does not take these arguments; what it gives is no task encoder.
     """
     from headrace.encoders import TaskEncoder
-    from headrace.prepare.functions import load_function
+    from headrace.prepare.filters import load_function
 
     make = load_function(name)
     try:

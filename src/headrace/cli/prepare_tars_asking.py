@@ -15,7 +15,7 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.prepare.energon import EnergonOptions
-    from headrace.prepare.energon.peeking import Peek
+    from headrace.prepare.energon.scanning import Peek
 
 _CRUDE = "CrudeWebdataset"
 _MAX_PARTS = 10
@@ -29,9 +29,8 @@ def ask(path: Path, options: EnergonOptions) -> EnergonOptions:
     """
     import msgspec
 
-    from headrace.prepare.energon.finding import find_shards
     from headrace.prepare.energon.options import check_options
-    from headrace.prepare.energon.peeking import peek
+    from headrace.prepare.energon.scanning import find_shards, peek
     from headrace.stores.energon.splits import find_splits
 
     if not path.is_dir() or options.index_only or options.media_only:

@@ -30,33 +30,32 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
+    from headrace.prepare.api import RecipeOptions, estimate_recipe, prepare_recipe, prepare_text
     from headrace.prepare.energon import prepare_energon
     from headrace.prepare.estimate import Estimate, estimate_text
     from headrace.prepare.filters import FilterSpec
     from headrace.prepare.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
-    from headrace.prepare.recipe import RecipeOptions, estimate_recipe, prepare_recipe
     from headrace.prepare.run_plan import TextProgress
     from headrace.prepare.shards import ShardOptions, estimate_shards, prepare_shards
-    from headrace.prepare.text import prepare_text
 
 _HOMES = {
     "ErrorOptions": "headrace.prepare.options",
     "Estimate": "headrace.prepare.estimate",
     "FilterSpec": "headrace.prepare.filters",
     "OutputOptions": "headrace.prepare.options",
-    "RecipeOptions": "headrace.prepare.recipe",
+    "RecipeOptions": "headrace.prepare.api",
     "RecordOptions": "headrace.prepare.options",
     "ShardOptions": "headrace.prepare.shards",
     "TextOptions": "headrace.prepare.options",
     "TextProgress": "headrace.prepare.run_plan",
     "TokenOptions": "headrace.prepare.options",
-    "estimate_recipe": "headrace.prepare.recipe",
+    "estimate_recipe": "headrace.prepare.api",
     "estimate_shards": "headrace.prepare.shards",
     "estimate_text": "headrace.prepare.estimate",
     "prepare_energon": "headrace.prepare.energon",
-    "prepare_recipe": "headrace.prepare.recipe",
+    "prepare_recipe": "headrace.prepare.api",
     "prepare_shards": "headrace.prepare.shards",
-    "prepare_text": "headrace.prepare.text",
+    "prepare_text": "headrace.prepare.api",
 }
 
 __all__ = [

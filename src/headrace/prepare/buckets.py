@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from headrace.errors import OutputError
 from headrace.io.atomic import output_errors
+from headrace.prepare.columns import IntArray, take_rows
 from headrace.prepare.messages import PieceDone, SortTask
 from headrace.prepare.piece import PieceInfo, write_piece
-from headrace.prepare.ragged import IntArray, take_rows
 
 MIN_BUCKET_BYTES = 256 << 10
 MAX_BUCKET_BYTES = 32 << 20

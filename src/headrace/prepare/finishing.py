@@ -12,12 +12,12 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.io import FileSum, file_sum
+from headrace.prepare.committer import ORIGINS_NAME, SHARDS_NAME
 from headrace.prepare.filters import function_fingerprint
 from headrace.prepare.ledger import RunLedger
+from headrace.prepare.output_folder import RunState
 from headrace.prepare.run_plan import RunPlan
-from headrace.prepare.run_state import RunState
 from headrace.prepare.store_output import series_folder
-from headrace.prepare.taking import ORIGINS_NAME, SHARDS_NAME
 from headrace.stores import (
     MANIFEST_NAME,
     BackendInfo,

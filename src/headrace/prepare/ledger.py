@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headrace.errors import HeadraceError
+from headrace.prepare.documents import SampleCounts
 from headrace.prepare.piece import PieceInfo, SpanResult, add_counts
-from headrace.prepare.sample_counts import SampleCounts
 from headrace.prepare.sources import SampleBy, SourceFile, counted_from, record_noun
 from headrace.stores import DocumentLedger, ErrorEntry, Ledger, TokenLedger
 

@@ -1,10 +1,15 @@
-"""A recipe, and what it names -> the plan of a run: files, layouts, tokeniser, template, keys, library."""
+"""A recipe, and what it names -> the plan of a run: files, layouts, tokeniser, template, first documents.
+
+The inputs that a recipe names: their files, their first records, and the layout that these have.
+
+The first documents of a run, encoded by the fast tokeniser and by the truth before any is written.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,30 +27,206 @@ from headrace.prepare.backends import (
     ProvedEncoder,
     RefusedTextError,
     choose_backend,
+    compare,
 )
 from headrace.prepare.backends.comparison import BackendFailedError, encode_safely
 from headrace.prepare.columns import DOMAIN, Column, Kind
-from headrace.prepare.end_tokens import end_notices, find_end_names
-from headrace.prepare.first_documents import NUM_DOCUMENTS, FirstProof, most_characters, prove_texts
-from headrace.prepare.forking import may_fork
+from headrace.prepare.forking import apart, may_fork
 from headrace.prepare.messages import Making
 from headrace.prepare.options import TextOptions
-from headrace.prepare.recipe_inputs import RecipeInputs, find_recipe_inputs
 from headrace.prepare.record_encoder import make_maker
 from headrace.prepare.run_plan import RecipePart, RunPlan, TextProgress, show_compared
-from headrace.prepare.sources import choose_task_bytes
-from headrace.prepare.tokenizer import TextTokenizer, load_tokenizer
+from headrace.prepare.sources import RecordSpec, SourceFile, Span, choose_task_bytes, find_inputs, open_span
+from headrace.prepare.tokenizer import TextTokenizer, end_notices, find_end_names, load_tokenizer
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
 from headrace.samples.maker.noticing import recipes_that_take
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.token_spans import SpanEncoder
-from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec
+from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec, resolve_layout
+from headrace.samples.recipe.recipe import InputSpec
 from headrace.samples.templates import ChatTemplate, TemplateSetup
 from headrace.stores.hdf5.store import load_h5py
 from headrace.stores.indexed.layout import dtype_code
 from headrace.stores.json.writer import check_jsonl_dtype
 from headrace.stores.keyed.layout import check_key, key_dtype
+
+NUM_DOCUMENTS = 1000
+MAX_TEXT_BYTES = 16 << 20
+"""Characters at which the proof stops early: a thousand books would take minutes."""
+
+MIN_TEXT_BYTES = 64 << 10
+"""Characters that are proved of any input, however small: some hundredths of a second."""
+
+SHARE_OF_TEXT = 0.009
+"""Of the text of the run, the most that its first documents may be: with those sampled later it is below 1 %."""
+
+
+class FirstProof(NamedTuple):
+    """What came of the proof of the first documents."""
+
+    choice: Choice
+    """As it was; or that of ``tokenizers``, where a text differs."""
+    num_texts: int
+    """Proved."""
+    encoder: ProvedEncoder | None
+    """As it is loaded, for workers that are forks of this process; None where there are none."""
+
+
+def most_characters(files: Sequence[SourceFile]) -> int:
+    """Characters at which the proof of the first documents ends, the last document whole."""
+    share = int(SHARE_OF_TEXT * sum(file.text_bytes for file in files))
+    return min(max(share, MIN_TEXT_BYTES), MAX_TEXT_BYTES)
+
+
+def prove_first_documents(
+    choice: Choice,
+    files: Sequence[SourceFile],
+    spec: RecordSpec,
+    options: TextOptions,
+    tokenizer_json: bytes,
+    on_compared: OnCompared,
+) -> FirstProof:
+    """Encode the first documents by the chosen library and by ``tokenizers``."""
+    special = options.tokens.special_tokens_in_text
+    if choice.name == TRUTH:
+        return FirstProof(choice, 0, ProvedEncoder(TRUTH, tokenizer_json, special) if may_fork() else None)
+    texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options))
+    return prove_texts(choice, texts, ProvedEncoder(choice.name, tokenizer_json, special), on_compared)
+
+
+def prove_texts(choice: Choice, texts: list[str], encoder: ProvedEncoder, on_compared: OnCompared) -> FirstProof:
+    """As `prove_first_documents`, for texts that are at hand."""
+    truth = encoder.truth
+    found = apart(
+        lambda say: compare(encoder.backend, truth, texts, on_compared=lambda done, total: say((done, total))),
+        lambda said: on_compared(*said),
+    )
+    if found is None:
+        return FirstProof(choice, len(texts), encoder if may_fork() else None)
+    reason = f"differs on text {found.index + 1:,} of the first {len(texts):,} of the run: {found.message}"
+    reasons = {**choice.reasons, choice.name: reason}
+    return FirstProof(msgspec.structs.replace(choice, name=truth.name, version=truth.version, reasons=reasons), 0, None)
+
+
+def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOptions) -> Iterator[str]:
+    join = options.records.join
+    documents = size = 0
+    most = most_characters(files)
+    for number, file in enumerate(files):
+        # The whole file is one span here, read as far as is needed.
+        reader = open_span(file, Span(number, 0, file.extent), spec, max_record_bytes=options.records.max_record_bytes)
+        for block in reader.blocks():
+            for texts in zip(*block.texts, strict=True):
+                yield from texts if join is None else (join.join(texts),)
+                documents += 1
+                size += sum(map(len, texts))
+                if documents >= NUM_DOCUMENTS or size >= most:
+                    return
+            if block.bad and options.errors.on_error == "stop":
+                return  # the run will say what is wrong
+
+
+class RecipeInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found."""
+
+    recipe: Recipe
+    """With every layout said."""
+
+    files: tuple[SourceFile, ...]
+    sources: tuple[int, ...]
+    """For each file the number of the recipe's input that named it."""
+
+    first_records: tuple[tuple[Any, ...], ...]
+    """For each input of the recipe."""
+
+
+def with_inputs(recipe: Recipe, inputs: Sequence[str | os.PathLike[str]]) -> Recipe:
+    """The recipe with these files in place of its own, where some are given.
+
+    Raises:
+        ConfigError: it has several inputs, or there are none at all.
+    """
+    if inputs:
+        if len(recipe.inputs) > 1:
+            raise ConfigError(
+                f"the recipe has {len(recipe.inputs)} inputs, each with a layout of its own, so that it cannot be said "
+                "which of them other files stand for: name the files in the recipe"
+            )
+        spec = recipe.inputs[0] if recipe.inputs else InputSpec(paths="")
+        paths = tuple(os.fspath(path) for path in inputs)
+        return msgspec.structs.replace(recipe, inputs=(msgspec.structs.replace(spec, paths=paths),))
+    if not recipe.inputs:
+        raise ConfigError("no input: name files in the recipe, `inputs: [data.jsonl]`, or after it")
+    return recipe
+
+
+def reads_stdin(recipe: Recipe) -> bool:
+    """Whether standard input is among the inputs."""
+    return any("-" in _paths(spec) for spec in recipe.inputs)
+
+
+def find_recipe_inputs(
+    recipe: Recipe,
+    spec: RecordSpec,
+    *,
+    stdin: Path | None,
+    keep_faulty: bool,
+    num_records: int,
+    max_record_bytes: int,
+    on_notice: Callable[[str], None],
+) -> RecipeInputs:
+    """Find all files, read the first records of each input, and resolve layouts that are open.
+
+    Raises:
+        ConfigError: as `find_inputs`; or no layout fits, or several do.
+        InputError: as `find_inputs`; or there is no record to know a layout by.
+    """
+    files: list[SourceFile] = []
+    sources: list[int] = []
+    seen: dict[str, str] = {}
+    first_records = []
+    for number, given in enumerate(recipe.inputs):
+        found = find_inputs(_paths(given), spec=spec, stdin=stdin, keep_faulty=keep_faulty)
+        for file in found:
+            real = os.path.realpath(file.path)
+            if real in seen:
+                raise ConfigError(f"{file.name}: the same file comes from two inputs of the recipe: name it once")
+            seen[real] = file.name
+        records, bad = _first_records(found, spec, num_records, max_record_bytes)
+        if not recipe.by_sections and given.layout == "auto" and not records:
+            raise InputError(bad or f"no records in {len(found):,} files of inputs[{number}]. Nothing was written.")
+        recipe, recognised = resolve_layout(recipe, records, source=number)
+        if recognised is not None:
+            others = f" (would do as well: {', '.join(recognised.alternatives)})" if recognised.alternatives else ""
+            on_notice(f"inputs[{number}] is of the layout {recognised.layout}: {recognised.why}{others}")
+        files += found
+        sources += [number] * len(found)
+        first_records.append(tuple(records))
+    return RecipeInputs(recipe=recipe, files=tuple(files), sources=tuple(sources), first_records=tuple(first_records))
+
+
+def _paths(spec: InputSpec) -> tuple[str, ...]:
+    return (spec.paths,) if isinstance(spec.paths, str) else spec.paths
+
+
+def _first_records(
+    files: Sequence[SourceFile], spec: RecordSpec, num_records: int, max_record_bytes: int
+) -> tuple[list[Any], str]:
+    """The first good records, so many or of so many bytes; and what the first bad one is, where it comes before."""
+    records: list[Any] = []
+    bad, num_bytes = "", 0
+    for file in files:
+        reader = open_span(file, Span(0, 0, file.extent), spec, max_record_bytes=max_record_bytes)
+        for block in reader.blocks():
+            records += (block.records or [])[: num_records - len(records)]
+            num_bytes += block.input_bytes
+            if block.bad and not bad:
+                bad = f"{file.name}, {block.bad[0].line + 1:,}: {block.bad[0].message}"
+            if len(records) >= num_records or num_bytes >= MAX_TEXT_BYTES:
+                return records, bad
+    return records, bad
+
 
 _OFFSETS = (
     "the spans of tokens are the offsets of tokenizers: which bytes of a text a token is cannot be told by its id"

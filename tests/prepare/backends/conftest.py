@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from headrace.prepare.backends import proof
 from headrace.prepare.backends.backend import Encoded, SpecialPolicy
-from headrace.prepare.backends.truth import TokenizersBackend
+from headrace.prepare.backends.reference import TokenizersBackend
 
 EOD = "<|endoftext|>"
 

@@ -10,7 +10,7 @@ from headrace.prepare.backends import comparison
 from headrace.prepare.backends.backend import Encoded, RefusedTextError
 from headrace.prepare.backends.comparison import compare
 from headrace.prepare.backends.proof import load_backend
-from headrace.prepare.backends.truth import TokenizersBackend
+from headrace.prepare.backends.reference import TokenizersBackend
 
 
 @pytest.mark.sampled(1)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from headrace.prepare.backends import kept_probes, proof
+from headrace.prepare.backends import proof
+from headrace.prepare.backends import proof as kept_probes
 from headrace.prepare.backends.comparison import Difference
-from headrace.prepare.backends.kept_probes import find_outcome, keep_outcome
+from headrace.prepare.backends.proof import find_outcome, keep_outcome
 
 WANTED = "fastokens"
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from headrace.prepare.backends.long_texts import TextCutter, most_bytes
-from headrace.prepare.backends.truth import TokenizersBackend
+from headrace.prepare.backends.reference import TextCutter, TokenizersBackend, most_bytes
 
 FAMILIES = ["gpt2", "cl100k", "o200k", "llama3", "qwen2", "llama2", "metaspace", "wordpiece", "unigram"]
 PIECE_BYTES = 700

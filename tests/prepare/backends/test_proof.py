@@ -18,11 +18,10 @@ from headrace.errors import MissingExtraError
 from headrace.prepare.backends import proof
 from headrace.prepare.backends.backend import Encoded, RefusedTextError
 from headrace.prepare.backends.layout import read_layout
-from headrace.prepare.backends.probe import probe_texts
-from headrace.prepare.backends.proof import CANDIDATES, choose_backend, load_backend
+from headrace.prepare.backends.proof import CANDIDATES, choose_backend, load_backend, probe_texts
 from headrace.prepare.backends.proved import MismatchError, ProvedEncoder
-from headrace.prepare.backends.routed import RoutedBackend
-from headrace.prepare.backends.truth import TokenizersBackend
+from headrace.prepare.backends.reference import TokenizersBackend
+from headrace.prepare.backends.special import RoutedBackend
 
 
 class PanicError(BaseException):

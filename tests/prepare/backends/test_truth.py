@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from headrace.prepare.backends.backend import RefusedTextError
-from headrace.prepare.backends.truth import TokenizersBackend
+from headrace.prepare.backends.reference import TokenizersBackend
 
 FAMILIES = ["gpt2", "cl100k", "o200k", "llama3", "qwen2", "llama2", "metaspace", "wordpiece", "unigram"]
 

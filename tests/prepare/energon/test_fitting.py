@@ -10,7 +10,7 @@ import pytest
 
 from energon_made import PNG, write_tar
 from headrace.prepare.energon import DatasetChoice, EnergonOptions, EnergonReport, SplitChoice, prepare_energon
-from headrace.prepare.energon.fitting import LOOKED_AT
+from headrace.prepare.energon.report import LOOKED_AT
 
 
 def prepared(root: Path, **field_map: str) -> tuple[EnergonReport, list[str]]:

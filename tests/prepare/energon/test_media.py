@@ -77,7 +77,7 @@ def test_a_folder_of_files(folder: Path, wanted: MediaFilter, facts: dict[str, A
 
 
 def test_processes_and_a_second_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.prepare.energon.media_files.FILES_A_TASK", 2)
+    monkeypatch.setattr("headrace.prepare.energon.media.FILES_A_TASK", 2)
     prepare(folder, media=MediaFilter(strategy="EXTENSION"), media_only=True, workers=2)
     (folder / "sound.wav").unlink()
     prepare(folder, media=MediaFilter(strategy="HEADER"), media_only=True)

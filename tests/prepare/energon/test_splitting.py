@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from energon_made import write_tar
 from headrace.prepare.energon import EnergonOptions, SplitChoice, prepare_energon
-from headrace.prepare.energon.finding import find_shards
-from headrace.prepare.energon.splitting import bring_up_to_date, deal
+from headrace.prepare.energon.finishing import bring_up_to_date, deal
+from headrace.prepare.energon.scanning import find_shards
 from headrace.stores.energon import read_splits
 
 NAMES = [f"s{number:02d}.tar" for number in range(12)]

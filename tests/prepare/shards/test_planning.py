@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.prepare.shards.listing import BadNameError, checked_key, file_sample, image_part, numbered
 from headrace.prepare.shards.messages import FoundPart, FoundSample
-from headrace.prepare.shards.naming import BadNameError, checked_key, file_sample, image_part, numbered
 from headrace.prepare.shards.options import ShardOutput
 from headrace.prepare.shards.planning import BAD, DUPLICATE, GOOD, Gathered, cut, output_order, plan_shards, split_ends
 from headrace.stores.tar.names import sample_part

@@ -96,7 +96,7 @@ def test_workers_change_no_byte(
 def test_with_real_workers(
     inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.prepare.shards.tasks.choose_task_bytes", lambda size: 700)
+    monkeypatch.setattr("headrace.prepare.shards.inputs.choose_task_bytes", lambda size: 700)
     action(inputs, "shuffled", tmp_path / "out", workers=2)()
     assert faults.content(tmp_path / "out") == wanted["shuffled"]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import spans
 from headrace.errors import InputError
 from headrace.prepare.sources import RecordSpec, Span, open_span
-from headrace.prepare.sources.arrow_footer import read_batch_places
+from headrace.prepare.sources.arrow import read_batch_places
 
 SPEC = RecordSpec(fields=("text",), id_field="id")
 TYPES = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]

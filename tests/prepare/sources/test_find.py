@@ -13,7 +13,7 @@ import pytest
 import spans
 from headrace.errors import ConfigError, InputError, MissingExtraError
 from headrace.prepare.sources import RecordSpec, find_inputs, spool_stdin
-from headrace.prepare.sources.formats import format_of
+from headrace.prepare.sources.source_file import format_of
 
 
 @pytest.fixture

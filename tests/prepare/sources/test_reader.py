@@ -14,7 +14,7 @@ import pytest
 import spans
 from headrace.errors import InputError
 from headrace.prepare.sources import SampleBy, SourceFile, Span, open_span, record_noun
-from headrace.prepare.sources.formats import Format
+from headrace.prepare.sources.source_file import Format
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.prepare.sources import RecordSpec
-from headrace.prepare.sources.records import DECODE_ERRORS, BadRecordError, RecordReader
+from headrace.prepare.sources.json import DECODE_ERRORS, BadRecordError, RecordReader
 
 SPEC = RecordSpec()
 

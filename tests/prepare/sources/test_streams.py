@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spans
-from headrace.prepare.sources.gzip_stream import GzipStream
-from headrace.prepare.sources.streams import DamagedStreamError, Decompressed, HashedFile
-from headrace.prepare.sources.zstd_stream import ZstdStream
+from headrace.prepare.sources.compressed import DamagedStreamError, Decompressed, GzipStream, HashedFile, ZstdStream
 
 LINES = [json.dumps({"text": f"{number} " + random.Random(number).randbytes(12).hex()}) for number in range(400)]
 CONTENT = ("\n".join(LINES) + "\n").encode()

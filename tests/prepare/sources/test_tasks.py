@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.prepare.sources import SourceFile, Span, choose_task_bytes, is_hashed_while_read, plan_tasks
-from headrace.prepare.sources.formats import Format
+from headrace.prepare.sources.source_file import Format
 from headrace.prepare.sources.tasks import MAX_TASK_BYTES, MIN_TASK_BYTES
 
 

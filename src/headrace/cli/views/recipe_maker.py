@@ -7,10 +7,10 @@ from typing import NamedTuple
 import msgspec
 from tokenizers import Tokenizer
 
-from headrace.prepare.end_tokens import find_end_names
 from headrace.prepare.messages import Making
 from headrace.prepare.record_encoder import make_maker
 from headrace.prepare.resolving import find_template, find_tokenizer
+from headrace.prepare.tokenizer import find_end_names
 from headrace.samples.maker import SampleMaker
 from headrace.samples.recipe import Recipe
 from headrace.samples.templates import ChatTemplate

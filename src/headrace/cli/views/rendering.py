@@ -14,7 +14,7 @@ from headrace.cli.views.recipe_record import OnRecords, find_record
 from headrace.cli.views.rendered_sequences import first_or_last, rendered_sequences, stored_rows
 from headrace.cli.views.steps import Outcome, Part, Rendering
 from headrace.errors import InputError
-from headrace.prepare.recipe_inputs import with_inputs
+from headrace.prepare.resolving import with_inputs
 from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import Sample
 from headrace.samples.maker import Explained, Made, SampleMaker

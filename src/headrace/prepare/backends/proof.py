@@ -1,26 +1,215 @@
-"""Which library may encode a run: the static check and the probe, for one candidate after another."""
+"""Which library may encode a run: the static check and a probe on fixed texts, for one candidate after another.
+
+Fixed texts on which a fast backend must agree with the truth before it is used at all.
+
+What came of a probe, kept in the cache folder: the texts are fixed, so the same libraries need not be asked again.
+
+One small file a library and tokeniser. Its name is a hash of all that decides the outcome: the tokeniser, the policy,
+the versions of both libraries, of Python and of Headrace, and the code of this room. A file that is damaged, or is not
+what its name says, counts for nothing and is made anew; where nothing can be kept, every run makes its probe.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
+import itertools
+import platform
+import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
-from headrace.errors import MissingExtraError
+from headrace.errors import MissingExtraError, OutputError
+from headrace.io import atomic_write, cache_folder, hash_bytes
 from headrace.prepare.backends.backend import Backend, SpecialPolicy, installed_version
-from headrace.prepare.backends.comparison import OnCompared, compare
-from headrace.prepare.backends.fastokens import FastokensBackend
-from headrace.prepare.backends.gigatoken import GigatokenBackend
-from headrace.prepare.backends.kept_probes import find_outcome, keep_outcome, probe_key
-from headrace.prepare.backends.layout import Layout, UnsuitableError, is_plain, read_layout
-from headrace.prepare.backends.probe import MAX_ADDED, probe_texts
-from headrace.prepare.backends.quiet import silence
-from headrace.prepare.backends.routed import RoutedBackend
-from headrace.prepare.backends.special import SpecialFinder
-from headrace.prepare.backends.tiktoken import TiktokenBackend
-from headrace.prepare.backends.truth import TokenizersBackend
+from headrace.prepare.backends.comparison import OnCompared, compare, silence
+from headrace.prepare.backends.layout import Layout, UnsuitableError, byte_characters, is_plain, read_layout
+from headrace.prepare.backends.libraries import FastokensBackend, GigatokenBackend, TiktokenBackend
+from headrace.prepare.backends.reference import TokenizersBackend
+from headrace.prepare.backends.special import RoutedBackend, SpecialFinder
 from headrace.prepare.forking import apart
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What came of a probe.
+
+    Attributes:
+        of: what was probed, see `probe_key`.
+        difference: where the two libraries parted; empty: nowhere.
+        xxh3_128: of both.
+    """
+
+    of: str
+    difference: str
+    xxh3_128: str
+
+
+def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: type | object) -> str:
+    """A hash of all that decides the outcome of the probe of a library; ``kind`` is what runs it here."""
+    code = Path(__file__).parent
+    parts = (
+        hash_bytes(tokenizer_json),
+        special,
+        f"{name} {installed_version(name)}",
+        f"tokenizers {installed_version('tokenizers')}",
+        f"python {platform.python_version()}",
+        f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind)}",
+        *(hash_bytes(file.read_bytes()) for file in sorted(code.glob("*.py"))),
+    )
+    return hash_bytes("\n".join(parts).encode())
+
+
+def find_outcome(key: str) -> str | None:
+    """What came of the probe with this key: a difference, "" for none; None where it is not known."""
+    folder = cache_folder("probes")
+    if folder is None:
+        return None
+    try:
+        found = msgspec.json.decode((folder / f"{key}.json").read_bytes(), type=Outcome)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found.difference if found == _outcome(key, found.difference) else None
+
+
+def keep_outcome(key: str, difference: str) -> None:
+    """Keep what came of a probe, where there is a place that can be written."""
+    folder = cache_folder("probes")
+    if folder is None:
+        return
+    with contextlib.suppress(OSError, OutputError):
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(folder / f"{key}.json", msgspec.json.encode(_outcome(key, difference)))
+
+
+def _outcome(key: str, difference: str) -> Outcome:
+    return Outcome(of=key, difference=difference, xxh3_128=hash_bytes(f"{key}\n{difference}".encode()))
+
+
+LARGE_BLOCKS = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x17000, 0x18CFF), (0x20000, 0x323AF))
+"""Ideographs, Hangul and Tangut: every 61st of them is enough."""
+
+MAX_ADDED = 2_000
+"""Added tokens that are probed; a tokeniser with more has the rest of them only in the texts of the run."""
+
+SPACES = (" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n", "\n ", "\t ", "\u00a0", "\u2003", "\u3000", "\u2028",
+          "\x0b", "\x0c", "\x1c", "\x85", " \n \n ", "\r", "\u200b", "\ufeff")  # fmt: skip
+WORDS = ("word", "Word", "WORD", "wordWord", "1", "12", "123", "1234", "12345678", "\u0661\u0662", "\u00b2", "\u2163",
+         "'s", "'S", "'ll", "'LL", "'re", "\u2019t", "'", "''d", ".", "...", "?!", "==", "->", "//", "/\n", "_", "__x",
+         "a_b", "\u00e9", "e\u0301", "\u4e2d\u6587", "\u65e5\u672c\u8a9e", "\ud55c\uae00",
+         "\u0440\u0443\u0441", "\u0627\u0644", "\u05e9\u05dc",
+         "\u0939\u093f\u0928\u094d\u0926\u0940", "\u0e44\u0e17\u0e22", "\U0001f600",
+         "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+         "\U0001f1e9\U0001f1ea", "\u2764\ufe0f", "\ufffd", "\ufffd\ufffd", "\u01c5", "\ufb01", "\u0130", "\u00df",
+         "\u1e9e", "\u212a", "\u00b5", "\u0345", "\U0001d400", "$9.99", "50%", "#x", "@y", "\x00", "\x07", "\x7f",
+         "\u0640", "\u30fc", "\u3005", "\u02bc", "\ua78c")  # fmt: skip
+CODE = '''def f(x, *args):\n    """Doc."""\n    return {"a": x[0], 'b': lambda y: y**2}  # note\n\n\nclass A:\n\tpass\n
+for (int i = 0; i < n; ++i) { s += a[i]->b.c("%d\\n", 0xFFul); }\n<div class="x">&amp;</div>\nSELECT * FROM t WHERE a<>'b';
+https://example.org/a/b?c=d&e=%20f#g  me@example.org  2024-01-31T12:00:00Z  1,234.56  $x^{2}_{i}$  \\begin{align}\n
+|a|b|\n|--|--|\n\n- [ ] item\n  * item\n\t1. item\n```\ncode\n```\n-----\n=====\n~~~~\n////\n\\\\\\\\\n'''  # noqa: E501
+
+
+def probe_texts(layout: Layout, *, is_byte_level: bool) -> list[str]:
+    """Texts of every script, of all kinds of spaces, numbers, words and marks; added tokens; the whole vocabulary.
+
+    The same for the same tokeniser and version of Python. About 800,000 characters, and as many as the vocabulary has.
+    """
+    return [*_fixed(), *_added(layout), *_vocabulary(layout, is_byte_level=is_byte_level)]
+
+
+@functools.cache
+def _fixed() -> tuple[str, ...]:
+    return ("", *_scripts(), *_unassigned(), *_sequences(), CODE, CODE.replace("\n", "\r\n"), *_long())
+
+
+def _scripts() -> list[str]:
+    """Every assigned character, in runs of its neighbours and alone between others of all kinds."""
+    characters = [
+        chr(code)
+        for code in itertools.chain(
+            range(0xD800), range(0xE000, 0x20000), range(0x20000, 0x32400, 61), (0xE0001, 0xE01EF)
+        )
+        if not any(low <= code <= high and code % 61 for low, high in LARGE_BLOCKS)
+        and unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")
+    ]
+    texts = []
+    for at in range(0, len(characters), 64):
+        run = characters[at : at + 64]
+        texts.append("".join(run))
+        texts.append("".join(f" {one}a{one}" for one in run))
+        texts.append("".join(f"{one} 1{one}\n" for one in run[::4]))
+    return texts
+
+
+def _unassigned() -> list[str]:
+    """Characters that this Python knows nothing of, in some surroundings: libraries carry Unicode of other years.
+
+    To one a new letter is a letter, to the other it is nothing yet, and they split the text beside it otherwise.
+    """
+    shapes = ("a{0}b", " {0}{0}", "1{0}", ".{0}a", "{0} {0}", "{0}s", "-{0}", "\n{0}a{0}")
+    codes = [code for code in range(0x33480) if unicodedata.category(chr(code)) == "Cn"]
+    # The first shows letters best: behind one "'s" is a word of its own, behind a mark the quote belongs to the mark.
+    shown = [f"{chr(code)}'s {shapes[code % len(shapes)].format(chr(code))}" for code in codes]
+    return ["".join(shown[at : at + 64]) for at in range(0, len(shown), 64)]
+
+
+def _sequences() -> list[str]:
+    """Each word and each space beside each other."""
+    return [
+        *("".join(f"{space}{word}" for word in WORDS) for space in SPACES),
+        *("".join(first + second for second in WORDS) for first in WORDS),
+        *(
+            f"{first}{second}{last}"
+            for first in ("", "a", ".", "1")
+            for second in SPACES
+            for last in ("", "b", "!", "2")
+        ),
+        *("x" + first + second + "y" for first in SPACES for second in SPACES),
+        *("a" + " " * count + "b" + "\n" * count + "c" + "\t" * count for count in range(1, 90)),
+        *("=" * count + "-" * count + "!" * count + "9" * count + "e" * count for count in range(1, 90)),
+    ]
+
+
+def _long() -> list[str]:
+    """Texts and words beyond the sizes at which libraries change their way, and texts with the same beginning."""
+    prose = "".join(
+        f"Line {number}: it's {number * 7919 % 10007} of them, \u00e9t\u00e9 \u4e2d.\n" for number in range(700)
+    )
+    word = "".join(chr(97 + number * number % 26) for number in range(3_000))
+    return [
+        prose,
+        prose[:-300] + " and another end",
+        prose[:9_000] + word + " " + prose[:9_000],
+        prose[:5_000] + " " * 2_500 + prose[:5_000] + "\n" * 2_500 + prose[:9_000],
+        prose[:7_000] + "-" * 2_500 + prose[:7_000] + "7" * 2_500 + prose[:7_000],
+        "\u4e2d\u6587" * 4_000 + prose[:3_000],
+        word * 2,
+    ]
+
+
+def _added(layout: Layout) -> list[str]:
+    """Added tokens alone, between words, between spaces, beside themselves and beside one another."""
+    contents = [token.content for token in layout.added[:MAX_ADDED]]
+    alone = [f"{one}a{one} b {one} {one}{one}\n{one}\n\n.{one}!{one[:-1]}" for one in contents]
+    beside = [f"{one}{other}x {other} {one}" for one, other in itertools.pairwise(contents)]
+    return [*("".join(alone[at : at + 20]) for at in range(0, len(alone), 20)), *beside, *contents[:200]]
+
+
+def _vocabulary(layout: Layout, *, is_byte_level: bool) -> list[str]:
+    """Every token of the model that is text, each on its own line: a changed merge or id shows in one of them."""
+    to_byte = byte_characters()
+    words = []
+    for token in layout.model["vocab"]:
+        if not is_byte_level:
+            words.append(token.replace("\u2581", " "))
+        elif all(character in to_byte for character in token):
+            content = bytes(map(to_byte.__getitem__, token))
+            if b"\n" not in content:
+                words.append(content.decode("utf-8", "ignore"))
+    return ["\n".join(words[at : at + 500]) for at in range(0, len(words), 500)]
+
 
 TRUTH = "tokenizers"
 

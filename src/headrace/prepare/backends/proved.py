@@ -16,8 +16,8 @@ from headrace.prepare.backends.comparison import (
     excerpt,
 )
 from headrace.prepare.backends.proof import TRUTH, load_with
-from headrace.prepare.backends.routed import RoutedBackend
-from headrace.prepare.backends.truth import TokenizersBackend
+from headrace.prepare.backends.reference import TokenizersBackend
+from headrace.prepare.backends.special import RoutedBackend
 
 
 class MismatchError(Exception):

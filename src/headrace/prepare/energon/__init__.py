@@ -15,9 +15,9 @@
 
 from __future__ import annotations
 
-from headrace.prepare.energon.api import prepare_energon
 from headrace.prepare.energon.options import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice
 from headrace.prepare.energon.report import DuplicateKey, EnergonProgress, EnergonReport
+from headrace.prepare.energon.run import prepare_energon
 
 __all__ = [
     "DatasetChoice",

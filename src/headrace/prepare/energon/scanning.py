@@ -1,10 +1,16 @@
-"""One shard -> what the dataset needs to know of it, on disk: a worker makes it, the run takes it."""
+"""The tars below a folder, and one pass over each: what the dataset needs to know of it, on disk.
+
+The tars below a folder, in Energon's order: by the parts of their names, hidden ones left out.
+
+A look at the first samples of a dataset, before it is prepared.
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -12,14 +18,99 @@ import xxhash
 
 from headrace.errors import InputError, OutputError
 from headrace.io import AtomicFile
-from headrace.prepare.energon.finding import FoundTar
 from headrace.prepare.energon.media import HEAD_BYTES, MediaFinder
-from headrace.prepare.energon.options import MediaFilter
+from headrace.prepare.energon.options import MediaFilter, exclude_pattern
 from headrace.prepare.energon.state import ShardFault, tar_index_hash
 from headrace.prepare.shards.messages import load, save
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.tar.index import index_path
+from headrace.stores.tar.names import SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import ScannedShard, scan_shard
+
+
+class FoundTar(msgspec.Struct, frozen=True):
+    """A tar as it was when the run began."""
+
+    name: str
+    """Relative to the folder, with slashes."""
+    size: int
+    mtime_ns: int
+
+
+def find_shards(
+    root: Path, exclude: str | None, *, refuse_compressed: bool, on_notice: Callable[[str], None]
+) -> list[FoundTar]:
+    """The shards of a dataset, in order.
+
+    Args:
+        root: the folder; links to folders are followed.
+        exclude: names in which this regular expression is found are left out.
+        refuse_compressed: a compressed tar is an error; else it is left out, and said.
+        on_notice: is told what is left out.
+
+    Raises:
+        InputError: a folder cannot be read; a tar is compressed; there is none.
+    """
+    pattern = exclude_pattern(exclude) if exclude is not None else None
+    names, compressed = [], []
+    for name in _walk(root):
+        if pattern is not None and pattern.search(name):
+            continue
+        if name.endswith(".tar"):
+            names.append(name)
+        elif name.endswith(SUFFIXES):
+            compressed.append(name)
+    if compressed:
+        first = min(compressed, key=_key)
+        if refuse_compressed or not names:
+            check_uncompressed(str(root / first))
+        on_notice(f"{len(compressed):,} compressed tars are left out, the first is {first}: only plain tars are shards")
+    if not names:
+        left = " that is not excluded" if pattern is not None else ""
+        raise InputError(f"{root}: no .tar in it or below it{left}: a dataset is made of tars")
+    return [_status(root, name) for name in sorted(names, key=_key)]
+
+
+def _key(name: str) -> tuple[str, ...]:
+    return PurePosixPath(name).parts
+
+
+def _walk(root: Path) -> list[str]:
+    def fail(error: OSError) -> None:
+        raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
+
+    found: list[str] = []
+    seen = {os.path.realpath(root)}
+    for folder, folders, files in os.walk(root, onerror=fail, followlinks=True):
+        kept = []
+        for name in folders:
+            path = os.path.join(folder, name)  # noqa: PTH118 - names by the million
+            if name.startswith(".") or (os.path.islink(path) and _leads_up(path, seen)):  # noqa: PTH114
+                continue
+            kept.append(name)
+        folders[:] = kept
+        below = os.path.relpath(folder, root)
+        prefix = "" if below == "." else f"{below}/"
+        found += [prefix + name for name in files if not name.startswith(".")]
+    return found
+
+
+def _leads_up(path: str, seen: set[str]) -> bool:
+    """Whether a link leads to a folder that it lies in, or that another link led to: else the walk would not end."""
+    target = os.path.realpath(path)
+    if target in seen or f"{os.path.realpath(os.path.dirname(path))}/".startswith(f"{target}/"):  # noqa: PTH120
+        return True
+    seen.add(target)
+    return False
+
+
+def _status(root: Path, name: str) -> FoundTar:
+    try:
+        status = (root / name).stat()
+    except OSError as error:
+        raise InputError(f"{root / name}: cannot be read: {error.strerror or error}") from error
+    return FoundTar(name, status.st_size, status.st_mtime_ns)
+
 
 MAX_PARTS: Final = 50
 """Names of parts that are kept of a shard; data that has more has names without a rule."""
@@ -202,3 +293,70 @@ def _read(descriptor: int, offset: int, size: int) -> bytes:
     while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
         data += more
     return data
+
+
+MAX_JSON_BYTES: Final = 1 << 20
+_MAX_TEXT: Final = 25
+_MAX_ITEMS: Final = 3
+
+
+class Peek(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first shard with samples holds.
+
+    Attributes:
+        shard: its name.
+        samples: of the first ones: key, names of the parts, and the part ``json``, shortened, or None.
+        parts: names of all parts in the shard, sorted, some at most.
+    """
+
+    shard: str
+    samples: tuple[tuple[str, tuple[str, ...], Any], ...]
+    parts: tuple[str, ...]
+
+
+def peek(root: Path, names: Sequence[str], num_samples: int = 2) -> Peek | None:
+    """Look into the first shard that has samples; None where none has.
+
+    Raises:
+        InputError: a shard is compressed.
+        StoreError: one cannot be read.
+    """
+    for name in names:
+        scanned = scan_shard(root / name, on_fault="keep")
+        if not scanned.keys:
+            continue
+        bounds = scanned.part_bounds.tolist()
+        samples = []
+        for number, key in enumerate(scanned.keys[:num_samples]):
+            parts = tuple(scanned.part_names[bounds[number] : bounds[number + 1]])
+            found = None
+            if "json" in parts:
+                at = bounds[number] + parts.index("json")
+                found = _json(root / name, int(scanned.part_offsets[at]), int(scanned.part_sizes[at]))
+            samples.append((key, parts, found))
+        parts = tuple(sorted(set(scanned.part_names))[:MAX_PARTS])
+        return Peek(shard=name, samples=tuple(samples), parts=parts)
+    return None
+
+
+def _json(path: Path, offset: int, size: int) -> Any:
+    if size > MAX_JSON_BYTES:
+        return None
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(size)
+    try:
+        return shortened(msgspec.json.decode(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def shortened(value: Any) -> Any:
+    """JSON data as people read it: long texts and lists are cut."""
+    if isinstance(value, dict):
+        return {key: shortened(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [*map(shortened, value[:_MAX_ITEMS]), *(["..."] if len(value) > _MAX_ITEMS else [])]
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        return value[:_MAX_TEXT] + "..."
+    return value

@@ -14,10 +14,10 @@ whole, in any order, and a shard that is there need not be written again.
 
 from __future__ import annotations
 
-from headrace.prepare.shards.api import prepare_shards
 from headrace.prepare.shards.estimate import ShardEstimate, estimate_shards
 from headrace.prepare.shards.messages import ShardProgress
 from headrace.prepare.shards.options import PartSpec, ShardOptions, ShardOutput, ShardSource
+from headrace.prepare.shards.run import prepare_shards
 
 __all__ = [
     "PartSpec",

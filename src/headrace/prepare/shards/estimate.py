@@ -10,14 +10,12 @@ from pathlib import Path
 import msgspec
 
 from headrace.errors import InputError
-from headrace.prepare.shards.api import check_ready
-from headrace.prepare.shards.inputs import choose_parts, find_media
+from headrace.prepare.shards.inputs import choose_parts, find_media, plan_survey
 from headrace.prepare.shards.messages import SurveySetup
 from headrace.prepare.shards.options import ShardOptions
-from headrace.prepare.shards.planned import Sums
-from headrace.prepare.shards.planning import GOOD
+from headrace.prepare.shards.planning import GOOD, Sums
+from headrace.prepare.shards.run import check_ready
 from headrace.prepare.shards.survey import Surveyor
-from headrace.prepare.shards.tasks import plan_survey
 
 MAX_TASKS = 16
 """Of the survey, spread evenly: some hundred megabytes of a large input."""

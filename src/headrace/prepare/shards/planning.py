@@ -1,27 +1,38 @@
-"""All samples that were found -> their keys, those that are there twice, their order, and the shards they go to.
+"""Between the phases: all samples that were found -> their keys, their order, and the lists of all shards.
 
 survey of task 0, 1, 2, ...          in the order of the input, whatever the workers did
   -> number, key, bytes in a tar     a sample a row
   -> duplicates out
   -> order                           of the input, or a permutation
   -> cuts                            by counts and bytes; each part of a split begins a shard
+
+Between the phases: surveys -> the lists of all shards, the table of origins, and the sums of the ledger.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 import xxhash
 
+from headrace.errors import HeadraceError, InputError
+from headrace.io import FileSum, output_errors
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
-from headrace.prepare.shards.messages import FoundSample
-from headrace.prepare.shards.naming import numbered
-from headrace.prepare.shards.options import SPLIT_NAMES, ShardOutput
+from headrace.prepare.shards.filling import list_path, pack_listed
+from headrace.prepare.shards.inputs import MediaInput
+from headrace.prepare.shards.listing import numbered
+from headrace.prepare.shards.messages import FoundSample, FoundSpan, ListedSample, Survey, load, survey_path
+from headrace.prepare.shards.options import SPLIT_NAMES, ShardOptions, ShardOutput
+from headrace.prepare.sources import counted_from, record_noun
+from headrace.stores import ContentLedger, DocumentLedger, ErrorEntry, ProvenanceWriter
 from headrace.stores.arguments import IntArray
 from headrace.stores.tar.writer import member_bytes
 
@@ -161,3 +172,232 @@ def cut(sizes: IntArray, begin: int, *, max_samples: int | None, max_bytes: int 
         at = max(end, at + 1)
         ends.append(begin + at)
     return ends
+
+
+FLUSH_BYTES: Final = 64 << 20
+_REASONS: Final = {BAD: "bad", DUPLICATE: "duplicate"}
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the second phase and the end of a run need of the first."""
+
+    plan: ShardPlan
+    documents: DocumentLedger
+    contents: ContentLedger
+    errors: tuple[ErrorEntry, ...]
+    origins: tuple[FileSum, ...]
+    hashes: dict[int, str]
+    """Of tables, by the number of the input, and of captions ``len(inputs)`` further on."""
+
+
+class Sums:
+    """Takes surveys in the order of the input: samples, errors, and where each input was read up to."""
+
+    def __init__(self, inputs: Sequence[MediaInput]) -> None:
+        self._inputs = inputs
+        self.gathered = Gathered()
+        self.errors: list[ErrorEntry] = []
+        self.hashes: dict[int, str] = {}
+        self.blank = 0
+        self.lines = [0] * len(inputs)
+        self.input_bytes = 0
+        self._reached = [0] * len(inputs)
+
+    def add(self, survey: Survey) -> None:
+        """Take the next survey.
+
+        Raises:
+            HeadraceError: what was read of an input does not join what was read before.
+        """
+        for span in survey.spans:
+            name = self._inputs[span.input].name
+            if span.end > span.begin:
+                _equal(f"{name}: where one span ends, and where the next begins", self._reached[span.input], span.begin)
+                self._reached[span.input] = span.end
+            _equal(f"{name}: lines, and samples and blank ones", span.lines, len(span.samples) + len(span.blank))
+            self.take(span)
+
+    def take(self, span: FoundSpan) -> None:
+        """Take a span, whether it is the next one or not."""
+        for sample in span.samples:
+            self.gathered.add(sample)
+            if sample.bad:
+                self.errors.append(self.entry(span.input, self.lines[span.input] + sample.line, sample))
+        self.lines[span.input] += span.lines
+        self.blank += len(span.blank)
+        self.input_bytes += span.input_bytes
+        if span.xxh3_128:
+            self.hashes[span.input] = span.xxh3_128
+
+    def entry(self, given: int, line: int, sample: FoundSample) -> ErrorEntry:
+        """What is said of a bad sample; ``line`` from 0."""
+        table = self._inputs[given].table
+        unit = "sample" if table is None else record_noun(table.format, "document")
+        message = f"{sample.name or sample.key}: {sample.bad}" if table is None else sample.bad
+        return ErrorEntry(file=self._inputs[given].name, unit=unit, line=line + counted_from(unit), message=message)
+
+    def check_whole(self) -> None:
+        """Raise HeadraceError where an input was not read to its end."""
+        for given, reached in zip(self._inputs, self._reached, strict=True):
+            if given.table is not None:
+                _equal(f"{given.name}: its extent, and what was read", given.table.extent, reached)
+
+
+class Planner:
+    """Decides where every sample goes, once all are found, and writes that down."""
+
+    def __init__(self, inputs: Sequence[MediaInput], options: ShardOptions, surveys: Path, num_tasks: int) -> None:
+        self._inputs = inputs
+        self._options = options
+        self._surveys = surveys
+        self._num_tasks = num_tasks
+
+    def run(self, sums: Sums, lists: Path, origins: Path) -> Planned:
+        """Write the lists of the shards, and the table of origins.
+
+        Raises:
+            InputError: a key is there twice, where that is an error; or no samples are left.
+            OutputError: the system refuses.
+        """
+        fates, firsts = sums.gathered.fates()
+        if (fates == DUPLICATE).any() and self._options.source.duplicates == "error":
+            self._refuse(fates, firsts)
+        kept = np.flatnonzero(fates == GOOD)
+        contents = sums.gathered.content_bytes
+        dropped = {name: int((fates == fate).sum()) for fate, name in _REASONS.items() if (fates == fate).any()}
+        if not len(kept):
+            why = ", ".join(f"{name} {count:,}" for name, count in dropped.items()) or "the inputs are empty"
+            raise NothingLeftError(f"no samples are left of {len(fates):,}: {why}. Nothing was written.")
+        order = output_order(kept, self._options.output.shuffle)
+        plan = plan_shards(sums.gathered.tar_bytes[order], self._options.output)
+        self._write_lists(lists, plan, order, len(fates))
+        return Planned(
+            plan=plan,
+            documents=DocumentLedger(read=len(fates), kept=len(kept), dropped=dropped, blank_lines=sums.blank),
+            contents=ContentLedger(
+                read=int(contents.sum()),
+                kept=int(contents[kept].sum()),
+                dropped={
+                    name: int(contents[fates == fate].sum()) for fate, name in _REASONS.items() if name in dropped
+                },
+            ),
+            errors=tuple(sums.errors),
+            origins=self._write_origins(origins, fates, kept, order),
+            hashes=dict(sums.hashes),
+        )
+
+    def _spans(self) -> Iterator[tuple[int, FoundSpan, int, int]]:
+        """Task, span, number of its first sample, and its first line, through all surveys."""
+        number, lines = 0, [0] * len(self._inputs)
+        for turn in range(self._num_tasks):
+            survey = load(survey_path(self._surveys, turn), Survey)
+            if survey is None:
+                raise HeadraceError(f"{survey_path(self._surveys, turn)}: is gone: begin the run anew with --restart")
+            for span in survey.spans:
+                yield turn, span, number, lines[span.input]
+                number += len(span.samples)
+                lines[span.input] += span.lines
+
+    def _write_lists(self, lists: Path, plan: ShardPlan, order: IntArray, num_found: int) -> None:
+        places = np.full(num_found, -1, np.int64)
+        places[order] = np.arange(len(order))
+        bounds = np.array(plan.bounds)
+        held: dict[int, bytearray] = {}
+        size = 0
+        with output_errors(lists, "create"):
+            shutil.rmtree(lists, ignore_errors=True)
+            lists.mkdir()
+        for turn, span, number, _ in self._spans():
+            in_span = places[number : number + len(span.samples)]
+            shards = (np.searchsorted(bounds, in_span, side="right") - 1).tolist()
+            for at, (sample, place, shard) in enumerate(zip(span.samples, in_span.tolist(), shards, strict=True)):
+                if place < 0:
+                    continue
+                key = Gathered.key(sample, number + at)
+                listed = ListedSample(place - plan.bounds[shard], key, span.input, turn, sample.parts)
+                data = pack_listed(listed)
+                held.setdefault(shard, bytearray()).extend(data)
+                size += len(data)
+            if size >= FLUSH_BYTES:
+                _flush(lists, held)
+                size = 0
+        _flush(lists, held)
+        for shard in range(plan.num_shards):  # a plan that is saved must find its lists after a loss of power too
+            with output_errors(lists, "sync"), list_path(lists, shard).open("rb") as file:
+                os.fsync(file.fileno())
+
+    def _write_origins(self, folder: Path, fates: IntArray, kept: IntArray, order: IntArray) -> tuple[FileSum, ...]:
+        with_ids = self._options.source.key_field is not None or any(given.table is None for given in self._inputs)
+        is_shuffled = self._options.output.shuffle is not None
+        writer = ProvenanceWriter(folder, with_order=is_shuffled, with_ids=with_ids)
+        try:
+            ordinal = 0
+            for _, span, number, first_line in self._spans():
+                own = fates[number : number + len(span.samples)].tolist()
+                skipped = [(line, "blank") for line in span.blank]
+                skipped += [
+                    (sample.line, _REASONS[fate])
+                    for sample, fate in zip(span.samples, own, strict=True)
+                    if fate != GOOD
+                ]
+                skipped.sort()
+                count = own.count(GOOD)
+                lines = np.array([line for line, _ in skipped], np.int64)
+                reasons = [reason for _, reason in skipped]
+                writer.add_span(ordinal, count, span.input, first_line, span.lines, lines, reasons)
+                if with_ids:
+                    named = [
+                        sample.name or Gathered.key(sample, number + at)
+                        for at, (sample, fate) in enumerate(zip(span.samples, own, strict=True))
+                        if fate == GOOD
+                    ]
+                    writer.add_ids(named)
+                ordinal += count
+            if is_shuffled:
+                writer.add_order(np.searchsorted(kept, order))
+            return writer.finish()
+        except BaseException:
+            writer.suspend()
+            raise
+
+    def _refuse(self, fates: IntArray, firsts: IntArray) -> None:
+        later = int(np.flatnonzero(fates == DUPLICATE)[0])
+        wanted = {int(firsts[later]): "", later: ""}
+        key = ""
+        sums = Sums(self._inputs)
+        for _, span, number, first_line in self._spans():
+            for at in wanted:
+                if number <= at < number + len(span.samples):
+                    sample = span.samples[at - number]
+                    entry = sums.entry(span.input, first_line + sample.line, sample)
+                    wanted[at] = f"{entry.file}, {entry.unit} {entry.line:,}"
+                    key = Gathered.key(sample, at)
+        count = int((fates == DUPLICATE).sum())
+        first, second = wanted.values()
+        raise InputError(
+            f"the key {key!r} is there twice: {first}, and {second} ({count:,} such samples in all). A key names one "
+            "sample: choose another --key-field, or keep the first of each with --duplicates drop. Nothing was written."
+        )
+
+
+class NothingLeftError(InputError):
+    """The inputs give no sample, however often they are read."""
+
+
+def _flush(lists: Path, held: dict[int, bytearray]) -> None:
+    for shard, data in held.items():
+        path = list_path(lists, shard)
+        with output_errors(path, "write"), path.open("ab", buffering=0) as file:
+            view = memoryview(data)
+            while len(view):
+                view = view[file.write(view) :]
+            view.release()
+    held.clear()
+
+
+def _equal(what: str, left: int, right: int) -> None:
+    if left != right:
+        raise HeadraceError(
+            f"the ledger does not balance: {what}: {left:,} and {right:,}. Nothing was written. This is a defect of "
+            "Headrace or of this machine: please report it."
+        )

@@ -1,28 +1,49 @@
-"""One run of `prepare_shards` in a work folder that it has for itself: two phases over workers, then the manifest."""
+"""One run of `prepare_shards`: media files and tables -> tar shards, in two phases over worker processes.
+
+Media files and tables -> tar shards, with manifest and table of origins: `prepare_shards`.
+
+The worker process of a run over media: does one order after another until its parent hangs up.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
-from headrace.io import output_errors
+from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError, WorkerError
+from headrace.io import check_local, file_sum, output_errors
 from headrace.prepare.executor import RUN_AHEAD, Order, Workers, run_tasks
-from headrace.prepare.messages import Failed, HashDone, PieceDone, Progress
+from headrace.prepare.messages import Failed, HashDone, PieceDone, Progress, Reply
 from headrace.prepare.output_folder import OutputFolder
-from headrace.prepare.shards.filling import done_path
-from headrace.prepare.shards.finishing import ORIGINS_NAME, SHARDS_NAME, Totals, build_manifest, moves, shard_name
-from headrace.prepare.shards.inputs import MediaInput
+from headrace.prepare.run import REPORT_S, usable_cores
+from headrace.prepare.shards.filling import Filler, done_path
+from headrace.prepare.shards.finishing import (
+    ORIGINS_NAME,
+    SHARDS_NAME,
+    Totals,
+    build_manifest,
+    is_made,
+    moves,
+    shard_name,
+    write_nv_meta,
+)
+from headrace.prepare.shards.inputs import MediaInput, SurveyTasks, choose_parts, described, find_media, plan_survey
 from headrace.prepare.shards.messages import (
     FilledShard,
     FillTask,
+    ShardOrder,
     ShardProgress,
     ShardSetup,
+    SumTask,
     Survey,
     SurveySetup,
     load,
@@ -30,13 +51,71 @@ from headrace.prepare.shards.messages import (
     spool_path,
     survey_path,
 )
-from headrace.prepare.shards.nv_meta import write_nv_meta
-from headrace.prepare.shards.options import PartSpec, ShardOptions
-from headrace.prepare.shards.planned import NothingLeftError, Planned, Planner, Sums
-from headrace.prepare.shards.tasks import SurveyTasks
-from headrace.prepare.shards.worker import COMMAND
-from headrace.prepare.text_run import REPORT_S, usable_cores
-from headrace.stores import ErrorEntry, Manifest
+from headrace.prepare.shards.options import PartSpec, ShardOptions, check_options
+from headrace.prepare.shards.planning import NothingLeftError, Planned, Planner, Sums
+from headrace.prepare.shards.survey import Surveyor
+from headrace.stores import ErrorEntry, Manifest, load_manifest
+
+PROGRESS_S = 0.4
+COMMAND = "import sys; from headrace.prepare.shards.run import main; main(int(sys.argv[1]))"
+
+
+class Worker:
+    """Does orders, and says on the way how far it is."""
+
+    def __init__(self, connection: Connection, setup: ShardSetup) -> None:
+        self._connection = connection
+        self._parent = setup.parent
+        self._turn = -1
+        self._reported_s = time.monotonic()
+        self._surveyor = Surveyor(setup.survey, lambda size, samples, parts: self._report(size, samples, parts))
+        self._filler = Filler(setup, lambda size, samples: self._report(size, samples, size))
+
+    def handle(self, order: ShardOrder) -> Reply:
+        """Do one order; what goes wrong becomes a `Failed`."""
+        self._turn = order.turn
+        try:
+            if isinstance(order, SumTask):
+                digest = file_sum(order.file.path).xxh3_128
+                order.file.check_unchanged(os.stat(order.file.path))  # noqa: PTH116
+                return HashDone(order.number, digest)
+            if isinstance(order, FillTask):
+                self._filler.run(order)
+            else:
+                self._surveyor.run(order)
+            return PieceDone(order.turn, 0, True)
+        except OutputError as error:
+            return Failed(order.turn, "output", str(error))
+        except StoreError as error:  # of `file_sum`
+            return Failed(order.turn, "input", str(error))
+        except HeadraceError as error:
+            return Failed(order.turn, "input", str(error))
+        except SystemExit:
+            raise
+        except BaseException:
+            return Failed(order.turn, "crash", traceback.format_exc())
+
+    def _report(self, size: int, samples: int, content: int) -> None:
+        if os.getppid() != self._parent:
+            raise SystemExit(1)
+        now = time.monotonic()
+        if now - self._reported_s >= PROGRESS_S:
+            self._reported_s = now
+            self._connection.send_bytes(msgspec.msgpack.encode(Progress(self._turn, size, samples, content)))
+
+
+def main(descriptor: int) -> None:
+    """Serve the parent at the other end of this socket."""
+    connection = Connection(descriptor)
+    try:
+        worker = Worker(connection, msgspec.msgpack.decode(connection.recv_bytes(), type=ShardSetup))
+        decoder: msgspec.msgpack.Decoder[ShardOrder] = msgspec.msgpack.Decoder(ShardOrder)
+        while True:
+            reply = worker.handle(decoder.decode(connection.recv_bytes()))
+            connection.send_bytes(msgspec.msgpack.encode(reply))
+    except (EOFError, ConnectionError):
+        return  # the parent is done, or gone
+
 
 SURVEYS_NAME, LISTINGS_NAME, LISTS_NAME, DONE_NAME = "surveys", "listings", "lists", "done"
 PLANNED_NAME, HASHES_NAME = "planned", "hashes"
@@ -315,3 +394,67 @@ def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
 
 def _sentence(message: str) -> str:
     return message if message.endswith((".", "?", "!")) else f"{message}."
+
+
+def prepare_shards(
+    inputs: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    options: ShardOptions | None = None,
+    on_progress: Callable[[ShardProgress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> Manifest:
+    """Write media files, or the rows of tables, into tar shards of a folder that `headrace.open` and Energon open.
+
+    The bytes written depend on inputs and options alone, never on the number of workers. Everything appears at the end
+    at once, or nothing does. A run that was ended, by whatever it was, is continued by the same call. Values of columns
+    are written twice on the way, files are read once. Memory: 41 bytes a sample, and the names of a folder's files.
+
+    Args:
+        inputs: folders of files, and tables: CSV, TSV, JSON Lines, Parquet, Arrow; see `inputs.find_media`.
+        output: a new or empty folder, or one with an unfinished run.
+        options: see `ShardOptions`.
+        on_progress: called a few times a second.
+        on_notice: called with what a user should know: which column became which part, that a run is continued.
+
+    Raises:
+        ConfigError: inputs or options cannot be.
+        InputError: a sample or file is bad; names file and row.
+        OutputError: the folder is taken, or the system refuses a write.
+        WorkerError: several worker processes ended in the same task.
+        MissingExtraError: an input needs a package that is not installed.
+    """
+    check_local(inputs, output)
+    options = options or ShardOptions()
+    notice = on_notice or (lambda message: None)
+    check_ready(options)
+    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
+        found = find_media(inputs, options.source, notice)
+        parts = [choose_parts(given, options.source) for given in found]
+        if not options.source.parts:
+            for given, specs in zip(found, parts, strict=True):
+                if specs:
+                    notice(f"{given.name}: {', '.join(map(str, specs))}")
+        described_run = deciding([described(given) for given in found], parts, options)
+        if complete := folder.begin(described_run, is_made=lambda manifest: is_made(manifest, found, parts, options)):
+            notice(complete)
+            return load_manifest(folder.path)
+        tasks = plan_survey(found, options, Path(folder.work) / LISTINGS_NAME, notice)
+        run = ShardRun(
+            folder, found, parts, tasks, options, on_progress=on_progress or (lambda progress: None), on_notice=notice
+        )
+        manifest, moves = run.run()
+        folder.commit(moves)
+        return manifest
+
+
+def check_ready(options: ShardOptions) -> None:
+    """Refuse options that cannot be, and those that need a package that is not there.
+
+    Raises:
+        ConfigError: see `check_options`.
+        MissingExtraError: Pillow is not installed, and images are to be verified.
+    """
+    check_options(options)
+    if options.source.verify and importlib.util.find_spec("PIL") is None:
+        raise MissingExtraError("--verify needs Pillow for images: pip install 'headrace[image]'")

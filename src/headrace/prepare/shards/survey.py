@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError
 from headrace.io import output_errors
-from headrace.prepare.shards.listing import Group, ListedFile
+from headrace.prepare.shards.listing import BadNameError, Group, ListedFile, checked_key
 from headrace.prepare.shards.messages import (
     SPEC,
     FolderTask,
@@ -31,11 +31,9 @@ from headrace.prepare.shards.messages import (
     spool_path,
     survey_path,
 )
-from headrace.prepare.shards.naming import BadNameError, checked_key
-from headrace.prepare.shards.values import BadPartError, NamedFile, part_content
-from headrace.prepare.shards.verifying import look, needs_look
+from headrace.prepare.shards.values import BadPartError, NamedFile, look, needs_look, part_content
 from headrace.prepare.sources import Block, SourceFile, Span, open_span
-from headrace.prepare.sources.records import kind
+from headrace.prepare.sources.json import kind
 
 _BUFFER_BYTES = 1 << 20
 

@@ -18,12 +18,9 @@ from headrace._lazy import lazily
 
 if TYPE_CHECKING:
     from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, SampleBy
-    from headrace.prepare.sources.find import find_inputs
-    from headrace.prepare.sources.formats import Format, counted_from, record_noun
+    from headrace.prepare.sources.find import find_inputs, spool_stdin
     from headrace.prepare.sources.reader import open_span
-    from headrace.prepare.sources.source_file import SourceFile
-    from headrace.prepare.sources.span_reader import SpanReader
-    from headrace.prepare.sources.spool import spool_stdin
+    from headrace.prepare.sources.source_file import Format, SourceFile, SpanReader, counted_from, record_noun
     from headrace.prepare.sources.tasks import (
         MAX_TASK_SPANS,
         Span,
@@ -36,22 +33,22 @@ if TYPE_CHECKING:
 _HOMES = {
     "BadRecord": "headrace.prepare.sources.block",
     "Block": "headrace.prepare.sources.block",
-    "Format": "headrace.prepare.sources.formats",
+    "Format": "headrace.prepare.sources.source_file",
     "MAX_TASK_SPANS": "headrace.prepare.sources.tasks",
     "RecordSpec": "headrace.prepare.sources.block",
     "SampleBy": "headrace.prepare.sources.block",
     "SourceFile": "headrace.prepare.sources.source_file",
     "Span": "headrace.prepare.sources.tasks",
-    "SpanReader": "headrace.prepare.sources.span_reader",
+    "SpanReader": "headrace.prepare.sources.source_file",
     "Task": "headrace.prepare.sources.tasks",
     "choose_task_bytes": "headrace.prepare.sources.tasks",
-    "counted_from": "headrace.prepare.sources.formats",
+    "counted_from": "headrace.prepare.sources.source_file",
     "find_inputs": "headrace.prepare.sources.find",
     "is_hashed_while_read": "headrace.prepare.sources.tasks",
     "open_span": "headrace.prepare.sources.reader",
     "plan_tasks": "headrace.prepare.sources.tasks",
-    "record_noun": "headrace.prepare.sources.formats",
-    "spool_stdin": "headrace.prepare.sources.spool",
+    "record_noun": "headrace.prepare.sources.source_file",
+    "spool_stdin": "headrace.prepare.sources.find",
 }
 
 __all__ = [

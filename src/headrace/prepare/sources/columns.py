@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import InputError, MissingExtraError
 from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, bad_block
-from headrace.prepare.sources.records import bad_utf8
+from headrace.prepare.sources.json import bad_utf8
 
 MAX_BATCH_ROWS = 1024
 MAX_UNIT_ROWS = 1 << 31

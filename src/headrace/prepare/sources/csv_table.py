@@ -13,10 +13,9 @@ import numpy as np
 
 from headrace.errors import InputError
 from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, bad_block
+from headrace.prepare.sources.compressed import HashedFile
 from headrace.prepare.sources.lines import BOM
-from headrace.prepare.sources.source_file import SourceFile
-from headrace.prepare.sources.span_reader import SpanReader
-from headrace.prepare.sources.streams import HashedFile
+from headrace.prepare.sources.source_file import SourceFile, SpanReader
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 

@@ -1,4 +1,7 @@
-"""What the user named -> the ordered list of files to read."""
+"""What the user named -> the ordered list of files to read; standard input becomes a file.
+
+Standard input as a file, so that it can be read again after a kill.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,25 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from headrace.errors import ConfigError, InputError
-from headrace.io import check_local, expand_braces, natural_key
+from headrace.io import AtomicFile, check_local, expand_braces, natural_key
 from headrace.prepare.sources.arrow import describe_arrow
 from headrace.prepare.sources.block import RecordSpec
-from headrace.prepare.sources.formats import (
+from headrace.prepare.sources.compressed import load_zstandard
+from headrace.prepare.sources.json import is_list
+from headrace.prepare.sources.parquet import describe_parquet
+from headrace.prepare.sources.source_file import (
     FORMATS_IN_WORDS,
     HEAD_BYTES,
     Format,
+    SourceFile,
     check_head,
     format_of,
     is_unread_data,
     sniff,
 )
-from headrace.prepare.sources.json_list import is_list
-from headrace.prepare.sources.parquet import describe_parquet
-from headrace.prepare.sources.source_file import SourceFile
-from headrace.prepare.sources.zstd_stream import load_zstandard
 
 STDIN = "-"
 
@@ -251,3 +255,32 @@ def _twice(name: str, first: str, second: str) -> str:
     if first == second:
         return f"{name}: input {first!r} reaches the same file twice (through a link): name it once"
     return f"{name}: the same file comes from two inputs, {first!r} and {second!r}: name it once"
+
+
+PIECE_BYTES = 1 << 20
+
+
+def spool_stdin(stream: BinaryIO, path: Path) -> int:
+    """Copy a stream to a file, which appears whole or not at all; the number of its bytes.
+
+    Memory: one MiB. Hand the path to `find_inputs` as ``stdin``.
+
+    Raises:
+        ConfigError: the stream is a terminal.
+        InputError: it cannot be read, or holds nothing.
+        OutputError: the system refuses to write the file.
+    """
+    if stream.isatty():
+        raise ConfigError("input '-' is standard input, which is a terminal here: pipe data into it, or name files")
+    with AtomicFile(path) as file:
+        while True:
+            try:
+                piece = stream.read(PIECE_BYTES)
+            except OSError as error:
+                raise InputError(f"standard input cannot be read: {error.strerror or error}") from error
+            if not piece:
+                break
+            file.write(piece)
+        if not file.size:
+            raise InputError("standard input is empty: what should have written to it?")
+        return file.size

@@ -9,8 +9,7 @@ from typing import Any
 from headrace.errors import InputError
 from headrace.prepare.sources.block import Block, RecordSpec
 from headrace.prepare.sources.columns import MAX_BATCH_ROWS, ColumnReader, check_rows, load_pyarrow, needed_columns
-from headrace.prepare.sources.source_file import SourceFile
-from headrace.prepare.sources.span_reader import SpanReader
+from headrace.prepare.sources.source_file import SourceFile, SpanReader
 from headrace.prepare.sources.tasks import Span
 
 READ_BYTES = 1 << 20

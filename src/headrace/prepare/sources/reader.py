@@ -11,18 +11,14 @@ from typing import BinaryIO
 from headrace.errors import InputError
 from headrace.prepare.sources.arrow import ArrowSpanReader
 from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, bad_block
+from headrace.prepare.sources.compressed import DamagedStreamError, Decompressed, GzipStream, HashedFile, ZstdStream
 from headrace.prepare.sources.csv_table import CsvReader
-from headrace.prepare.sources.gzip_stream import GzipStream
-from headrace.prepare.sources.json_list import ListReader
-from headrace.prepare.sources.jsonl import JsonlParser
+from headrace.prepare.sources.json import JsonlParser, ListReader
 from headrace.prepare.sources.lines import BLOCK_BYTES, MAX_LINE_BYTES, Lines, Readable, read_blocks
 from headrace.prepare.sources.parquet import ParquetSpanReader
-from headrace.prepare.sources.source_file import SourceFile
-from headrace.prepare.sources.span_reader import SpanReader
-from headrace.prepare.sources.streams import DamagedStreamError, Decompressed, HashedFile
+from headrace.prepare.sources.source_file import SourceFile, SpanReader
 from headrace.prepare.sources.tasks import Span, is_hashed_while_read
 from headrace.prepare.sources.text import TextParser, text_parser
-from headrace.prepare.sources.zstd_stream import ZstdStream
 
 
 def open_span(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from headrace.prepare.sources.block import BadRecord, Block, RecordSpec, SampleBy
+from headrace.prepare.sources.json import bad_utf8, too_long
 from headrace.prepare.sources.lines import BOM, HEAD_OF_LINE_BYTES, Lines, split_lines
-from headrace.prepare.sources.records import bad_utf8, too_long
 
 FIELD = "text"
 """What the only field of a text is called, where nobody says so."""

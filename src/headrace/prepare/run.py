@@ -1,28 +1,41 @@
-"""One run of `prepare_text` in a work folder that it has for itself: two passes over workers, then the manifest."""
+"""One run over text or records in a work folder that it has for itself: two passes over worker processes.
+
+What runs over text and runs of a recipe have in common once their plan is made: begin or go on, do it, commit.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
-from headrace.io import hash_bytes, output_errors
+from headrace.io import atomic_write, file_sum, hash_bytes, output_errors
 from headrace.prepare import worker
 from headrace.prepare.backends import ProvedEncoder
 from headrace.prepare.buckets import bucket_path, choose_num_buckets
+from headrace.prepare.committer import BUCKETS_NAME, Taker
 from headrace.prepare.executor import RUN_AHEAD, Workers, run_tasks
-from headrace.prepare.finishing import build_manifest, name_outputs
+from headrace.prepare.filters import function_fingerprint
+from headrace.prepare.finishing import build_manifest, described_options, name_outputs
 from headrace.prepare.ledger import LedgerState
 from headrace.prepare.messages import Failed, HashDone, Order, PieceDone, Progress, Setup, SortTask
-from headrace.prepare.output_folder import RUN_NAME, OutputFolder
+from headrace.prepare.output_folder import (
+    RUN_NAME,
+    STATE_NAME,
+    TASK_NAME,
+    OutputFolder,
+    RunState,
+    load_state,
+    save_state,
+)
 from headrace.prepare.piece import piece_path, read_piece
 from headrace.prepare.run_plan import RunPlan, TextProgress
-from headrace.prepare.run_state import STATE_NAME, TASK_NAME, RunState, load_state, save_state
-from headrace.prepare.taking import BUCKETS_NAME, Taker
-from headrace.stores import ErrorEntry, Manifest
+from headrace.prepare.sources import SourceFile
+from headrace.stores import ErrorEntry, Manifest, load_manifest
 
 REPORT_S = 0.2
 _TRUTH = "tokenizers"
@@ -348,3 +361,73 @@ def _no_documents(plan: RunPlan, state: LedgerState) -> str:
         f"no documents: {len(plan.files):,} files with {state.blank_lines:,} lines, all of them blank. "
         "Nothing was written."
     )
+
+
+RUN_FORMAT = 3
+"""Raised when a change makes other bytes of the same run, or lays out the work folder otherwise."""
+
+
+def run_in(
+    folder: OutputFolder,
+    plan: RunPlan,
+    *,
+    encoder: ProvedEncoder | None,
+    deciding: Mapping[str, Any],
+    on_progress: Callable[[TextProgress], None],
+    on_notice: Callable[[str], None],
+) -> Manifest:
+    """Run a plan in a folder that was claimed, from its beginning or from where it was ended.
+
+    Args:
+        folder: the folder.
+        plan: the plan.
+        encoder: as it is loaded in this process, for workers that are forks of it.
+        deciding: the options that decide bytes, as JSON.
+        on_progress: see `prepare_text`.
+        on_notice: see `prepare_text`.
+
+    Raises:
+        HeadraceError: as `prepare_text`.
+    """
+    function = plan.options.filters.function
+    run = {
+        "format": RUN_FORMAT,
+        "inputs": [_described(file) for file in plan.files],
+        "tokenizer": plan.tokenizer.fingerprint,
+        "backend": f"{plan.choice.name} {plan.choice.version}",
+        "task_bytes": plan.task_bytes,
+        "filter": function_fingerprint(function) if function else "",
+        **deciding,
+    }
+    if complete := folder.begin(run, is_made=lambda manifest: is_made(plan, manifest)):
+        on_notice(complete)
+        return load_manifest(folder.path)
+    atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
+    run_of_plan = TextRun(plan, folder, encoder, on_progress=on_progress, on_notice=on_notice)
+    manifest, moves = run_of_plan.run()
+    folder.commit(moves)
+    return manifest
+
+
+def is_made(plan: RunPlan, manifest: Manifest) -> bool:
+    """Whether a plan would make what this manifest lists. Cost: the inputs are read, once all else is the same."""
+    tokenizer, backend = manifest.tokenizer, manifest.backend
+    if tokenizer is None or backend is None or manifest.options != described_options(plan):
+        return False
+    if (tokenizer.xxh3_128, tokenizer.eod, tokenizer.bos) != (plan.tokenizer.fingerprint, plan.eod, plan.bos):
+        return False
+    if (backend.name, backend.version) != (plan.choice.name, plan.choice.version):
+        return False
+    known = [(file.path, file.format, file.size) for file in manifest.inputs]
+    if known != [(file.name, file.format, file.size_bytes) for file in plan.files]:
+        return False
+    return all(
+        file.fault or file_sum(file.path).xxh3_128 == entry.xxh3_128
+        for file, entry in zip(plan.files, manifest.inputs, strict=True)
+    )
+
+
+def _described(file: SourceFile) -> dict[str, Any]:
+    if file.name == "-":
+        return {"name": "-", "size": file.size_bytes, "xxh3_128": file_sum(file.path).xxh3_128}
+    return {"name": file.name, "size": file.size_bytes, "mtime_ns": file.mtime_ns}

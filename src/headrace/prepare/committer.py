@@ -1,28 +1,185 @@
-"""Takes the pieces of a run in their order: into shards or buckets, into the ledger and the table of origins."""
+"""Commits the pieces of a run in their order: into shards or buckets, the ledger and the table of origins.
+
+Which documents of a piece the run keeps, once it is known what came before: no duplicates, and not too many.
+
+Which line of which input each document of a piece comes from, into the table of origins.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InputError
 from headrace.io import output_errors
 from headrace.prepare.buckets import Buckets
-from headrace.prepare.choosing import choose
-from headrace.prepare.columns import Rows
-from headrace.prepare.duplicates import HASH_BYTES, Seen
-from headrace.prepare.ledger import RunLedger
+from headrace.prepare.columns import Column, IntArray, Rows, keep_rows, num_ids
+from headrace.prepare.filters import HASH_BYTES, Seen
+from headrace.prepare.ledger import DUPLICATE, MAX_RECORDS, LeftOut, RunLedger
 from headrace.prepare.messages import Cursor
-from headrace.prepare.origins import add_origins
-from headrace.prepare.piece import Piece
-from headrace.prepare.ragged import keep_rows
+from headrace.prepare.output_folder import RunState, save_state
+from headrace.prepare.piece import Piece, SpanResult
 from headrace.prepare.run_plan import RunPlan
-from headrace.prepare.run_state import RunState, save_state
 from headrace.prepare.store_output import StoreOutput
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, ProvenanceWriter
+
+BoolArray = NDArray[np.bool_]
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice, for n documents in the order of the input."""
+
+    keep: BoolArray
+    """(n,)"""
+
+    reasons: dict[str, BoolArray]
+    """(n,) for each reason, which documents are left out for it; no document for two."""
+
+    num_records: int
+    """Records of which something is kept; 0 where nobody counts them."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all are kept."""
+        return bool(self.keep.all())
+
+    def reason_of(self, document: int) -> str:
+        """Why a document is left out."""
+        return next(reason for reason, which in self.reasons.items() if which[document])
+
+    def left_out(self, piece: Piece, columns: Sequence[Column], rows: Rows) -> list[LeftOut]:
+        """What is left out, in numbers. ``rows`` are in the order of the piece."""
+        found = []
+        for reason, which in self.reasons.items():
+            if not which.any():
+                continue
+            if "rows" in piece.arrays:
+                which = which[piece.arrays["rows"]]
+            keys: dict[str, int] = {}
+            supervised = 0
+            for column, (values, lengths) in zip(columns, rows, strict=True):
+                if column.kind == "ids":
+                    keys[column.key] = int(lengths[which].sum())
+                elif column.kind == "mask":
+                    supervised += int(np.count_nonzero(keep_rows(values, lengths, which)))
+            found.append(
+                LeftOut(
+                    reason=reason,
+                    documents=int(np.count_nonzero(which)),
+                    empty=int(np.count_nonzero(num_ids(columns, rows)[which] == 0)),
+                    tokens=sum(keys.values()),
+                    keys=keys,
+                    supervised=supervised,
+                )
+            )
+        return found
+
+
+def choose(piece: Piece, is_new: BoolArray | None, room: int | None) -> Chosen:
+    """Keep what is new (n,), and of that the first ``room`` records; None sets no limit."""
+    keep = np.ones(piece.info.num_documents, np.bool_) if is_new is None else is_new
+    reasons: dict[str, BoolArray] = {}
+    if is_new is not None:
+        reasons[DUPLICATE] = ~is_new
+    if room is None:
+        return Chosen(keep=keep, reasons=reasons, num_records=0)
+    records = record_numbers(piece)
+    kept_records = np.unique(records[keep])
+    last = kept_records[room - 1] if 0 < room <= len(kept_records) else len(records) if room > 0 else -1
+    is_over = keep & (records > last)
+    reasons[MAX_RECORDS] = is_over
+    return Chosen(keep=keep & ~is_over, reasons=reasons, num_records=min(len(kept_records), max(room, 0)))
+
+
+def record_numbers(piece: Piece) -> IntArray:
+    """(n,) for each document in the order of the input the number of its record in the piece, ascending.
+
+    Those of one record have the same line of the same span.
+    """
+    lines = piece.arrays.get("lines", np.zeros(0, np.int64))
+    is_first = np.ones(len(lines), np.bool_)
+    is_first[1:] = lines[1:] != lines[:-1]
+    begins = np.cumsum([0, *(span.kept for span in piece.info.spans)])[:-1]
+    is_first[begins[begins < len(lines)]] = True
+    return np.cumsum(is_first) - 1
+
+
+def add_origins(
+    origins: ProvenanceWriter, piece: Piece, chosen: Chosen, first: int, lines_before: Sequence[int]
+) -> None:
+    """Add the spans of a piece, whose first document is number ``first``; ``lines_before`` were read of each file."""
+    info, arrays = piece.info, piece.arrays
+    next_line = {span.file: lines_before[span.file] for span in info.spans}
+    document = skip = 0
+    none = np.zeros(0, np.int64)
+    for span in info.spans:
+        documents = slice(document, document + span.kept)
+        keep = chosen.keep[documents]
+        skipped = arrays.get("skipped_lines", none)[skip : skip + span.skipped]
+        codes = arrays.get("skipped_reasons", none)[skip : skip + span.skipped]
+        reasons = [info.reasons[code] for code in codes.tolist()]
+        if span.split or not keep.all():
+            lines = arrays["lines"][documents]
+            # Of a line that is several documents, some may be kept and others not.
+            gone, at = np.unique(lines[~keep], return_index=True)
+            is_gone = ~np.isin(gone, lines[keep])
+            left = (np.flatnonzero(~keep)[at[is_gone]] + document).tolist()
+            skipped = np.concatenate((skipped, gone[is_gone]))
+            reasons += [chosen.reason_of(index) for index in left]
+            order = np.argsort(skipped, kind="stable")
+            skipped, reasons = skipped[order], [reasons[index] for index in order]
+            _add_lines(origins, span, first, next_line[span.file], lines[keep], skipped, reasons)
+        elif span.lines:
+            origins.add_span(first, span.kept, span.file, next_line[span.file], span.lines, skipped, reasons)
+        next_line[span.file] += span.lines
+        document += span.kept
+        skip += span.skipped
+        first += int(np.count_nonzero(keep))
+    if "ids" in arrays:
+        origins.add_ids(_ids(arrays["ids"], arrays["ids_lengths"], chosen))
+
+
+def _add_lines(
+    origins: ProvenanceWriter,
+    span: SpanResult,
+    first: int,
+    first_line: int,
+    lines: IntArray,
+    skipped: IntArray,
+    reasons: list[str],
+) -> None:
+    """Add the lines of a span, where document number i comes from ``lines[i]``.
+
+    The table has one document a line, so each further one of a line is a span of its own: documents of the lines 3, 3
+    and 5 of 6 give the spans [0, 4), [3, 4) and [4, 6).
+    """
+    begin = at = document = 0
+    for number in [*(np.flatnonzero(lines[1:] == lines[:-1]) + 1).tolist(), len(lines)]:
+        is_further = number < len(lines)
+        end = int(lines[number]) + 1 if is_further else span.lines
+        if end > begin:
+            until = int(np.searchsorted(skipped, end))
+            own = skipped[at:until] - begin
+            origins.add_span(
+                first + document, number - document, span.file, first_line + begin, end - begin, own, reasons[at:until]
+            )
+            begin, at, document = end, until, number
+        if is_further:
+            origins.add_span(first + number, 1, span.file, first_line + end - 1, 1, skipped[:0], [])
+            document = number + 1
+
+
+def _ids(data: NDArray[np.uint8], lengths: IntArray, chosen: Chosen) -> list[str]:
+    ends = np.cumsum(lengths)
+    raw = data.tobytes()
+    rows = range(len(lengths)) if chosen.is_all else np.flatnonzero(chosen.keep).tolist()
+    return [raw[ends[index] - lengths[index] : ends[index]].decode() for index in rows]
+
 
 SHARDS_NAME, ORIGINS_NAME, SEEN_NAME, BUCKETS_NAME = "shards", "provenance", "seen", "buckets"
 
