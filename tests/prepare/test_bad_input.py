@@ -25,8 +25,8 @@ from headrace.prepare import (
     TextOptions,
     TextProgress,
     TokenOptions,
+    first_documents,
     prepare_text,
-    resolving,
 )
 from headrace.prepare.buckets import Buckets
 from headrace.prepare.store_output import StoreOutput
@@ -244,7 +244,7 @@ def test_a_torn_gzip(kit: Any, tmp_path: Path, cut: float) -> None:
 
 def test_a_bad_record_ends_no_proof(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skipped like in the run: the first 1,000 documents are those behind it, over several blocks of the reader."""
-    monkeypatch.setattr(resolving, "MIN_TEXT_BYTES", 8 << 20)  # of so little text fewer are proved
+    monkeypatch.setattr(first_documents, "MIN_TEXT_BYTES", 8 << 20)  # of so little text fewer are proved
     file = tmp_path / "in.jsonl"
     lines = [json.dumps({"text": f"{number} " + "some words " * 300}) for number in range(1200)]
     file.write_text("\n".join(["broken", *lines]))

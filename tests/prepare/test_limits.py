@@ -18,7 +18,7 @@ import pytest
 
 from headrace.prepare import OutputOptions, TextOptions, TokenOptions, prepare_text
 from headrace.prepare.buckets import MAX_BUCKET_BYTES, Buckets
-from headrace.prepare.resolving import most_characters
+from headrace.prepare.first_documents import most_characters
 from headrace.prepare.sources import SourceFile
 
 MAX_WORKER_BYTES = 400_000_000

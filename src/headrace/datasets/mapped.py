@@ -17,6 +17,7 @@ from headrace.datasets.trace_origins import Origins
 from headrace.datasets.watched import made
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
+from headrace.plan.recorded_names import recorded_name
 
 _WATCHED_SAMPLES = 8
 """So many samples of each process are looked at for random numbers that nobody asked for."""
@@ -212,8 +213,7 @@ class MapDataset(Dataset):
 
     @property
     def _name(self) -> str:
-        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-        return f"{self.function.__module__}.{name}"
+        return recorded_name(self.function)
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """Those of the dataset; of seeded samples their numbers, and bits of the epoch's key above."""

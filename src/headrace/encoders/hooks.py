@@ -13,6 +13,7 @@ from headrace.encoders.default import DefaultTaskEncoder
 from headrace.encoders.stateless import generators_of, get_failure_tolerance, get_stateless, may_draw
 from headrace.encoders.task_encoder import TaskEncoder
 from headrace.errors import ConfigError
+from headrace.plan.recorded_names import recorded_name
 from headrace.samples.media import Cooker
 
 MANY: Final = ("encode_sample", "preencode_sample", "pack_selected_samples", "encode_batch")
@@ -140,7 +141,7 @@ def bound_cookers(encoder: TaskEncoder[Any, Any, Any, Any]) -> tuple[Cooker, ...
 def encoder_recipe(encoder: TaskEncoder[Any, Any, Any, Any]) -> Mapping[str, Any]:
     """JSON-safe: what is known of an encoder, its name and version; of one around another, of both."""
     kind = type(encoder)
-    recipe: dict[str, Any] = {"encoder": f"{kind.__module__}.{kind.__qualname__}", "version": encoder.version}
+    recipe: dict[str, Any] = {"encoder": recorded_name(kind), "version": encoder.version}
     if isinstance(encoder, AugmentTaskEncoder):
         recipe["within"] = encoder_recipe(encoder._task_encoder)
     return recipe

@@ -17,6 +17,7 @@ from headrace.io import check_local
 from headrace.prepare.backends import choose_backend
 from headrace.prepare.estimate import Estimate, estimate_plan
 from headrace.prepare.filters import FilterSpec
+from headrace.prepare.first_documents import prove_first_documents
 from headrace.prepare.options import (
     BackendName,
     ErrorOptions,
@@ -28,7 +29,7 @@ from headrace.prepare.options import (
     check_run,
 )
 from headrace.prepare.output_folder import STDIN_NAME, OutputFolder
-from headrace.prepare.resolving import deciding, prove_first_documents, reads_stdin, resolve, with_inputs
+from headrace.prepare.resolving import deciding, reads_stdin, resolve, with_inputs
 from headrace.prepare.run import run_in
 from headrace.prepare.run_plan import RunPlan, TextProgress, show_compared
 from headrace.prepare.sources import choose_task_bytes, find_inputs, spool_stdin

@@ -19,6 +19,7 @@ from headrace.encoders.hooks import hooks_of
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.framed import BestFit, Form, Frame, GroupBatches, Items, Selected, ShuffleBuffer, Singles
+from headrace.plan.recorded_names import recorded_name
 
 _SINGLES_POSITIONS = 32
 _FRAME_POSITIONS = 1_000
@@ -184,13 +185,8 @@ def _check_numbers(frame_positions: int, buffer_bytes: int, most_empty_positions
 
 def _form_recipe(form: Any) -> dict[str, Any]:
     values = {field.name: getattr(form, field.name) for field in fields(form)}
-    named = {name: _function_name(value) if callable(value) else value for name, value in values.items()}
+    named = {name: recorded_name(value) if callable(value) else value for name, value in values.items()}
     return {"kind": type(form).__name__, **named}
-
-
-def _function_name(function: Any) -> str:
-    found = function if hasattr(function, "__qualname__") else type(function)
-    return f"{found.__module__}.{found.__qualname__}"
 
 
 def _named(form: Form) -> str:

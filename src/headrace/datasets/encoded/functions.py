@@ -23,6 +23,7 @@ from headrace.encoders import TaskEncoder, get_stateless
 from headrace.encoders.stateless import may_draw
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan.framed import ShuffleBuffer
+from headrace.plan.recorded_names import recorded_name
 
 _OPTIONS: Final = ("seed", "errors", "buffer_bytes", "most_empty_positions")
 
@@ -82,7 +83,7 @@ class FunctionEncoder(TaskEncoder[Any, Any, Any, Any]):
         for name, function in hooks.items():
             setattr(self, name, function)
         functions = [*steps, *(Step("map", hook) for name, hook in hooks.items() if name != "preencode_sample")]
-        self.version = " ".join(f"{kind}:{_name(function)}" for kind, function in functions)
+        self.version = " ".join(f"{kind}:{recorded_name(function)}" for kind, function in functions)
 
 
 class FunctionFramed(Framed):
@@ -185,8 +186,3 @@ class PackingDataset(FunctionFramed):
         if sample_encoder is not None:
             hooks["postencode_sample"] = sample_encoder
         super().__init__(dataset, hooks=hooks, frame_positions=buffer_size, **options)
-
-
-def _name(function: Any) -> str:
-    found = function if hasattr(function, "__qualname__") else type(function)
-    return f"{found.__module__}.{found.__qualname__}"

@@ -15,6 +15,7 @@ from headrace.datasets.media.file_stores import DecodeFileStore, FileStore, Prim
 from headrace.datasets.media.placing import Places, placed
 from headrace.errors import ConfigError, SampleError
 from headrace.plan import IntArray
+from headrace.plan.recorded_names import recorded_name
 from headrace.samples.media import Cooker, CrudeSample, SampleDecoder, SampleMapper, SourceInfo, choose_cooker
 from headrace.samples.media.mapper import Loader
 from headrace.samples.media.sample import BASE_FIELDS
@@ -291,11 +292,10 @@ class MediaDataset(SampleDataset):
 
 
 def _name(function: Any) -> str | None:
-    """Module and name of a class or function: what is in it is not looked at."""
+    """Of a function that a file names, what the file says."""
     if function is None:
         return None
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return str(function) if hasattr(function, "reference") else f"{function.__module__}.{name}"
+    return str(function) if hasattr(function, "reference") else recorded_name(function)
 
 
 def _again(

@@ -11,6 +11,7 @@ from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
 from headrace.datasets.media.face import SampleDataset
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
+from headrace.plan.recorded_names import recorded_name
 from headrace.samples.media import Sample, SampleDecoder
 from headrace.samples.media.sample import BASE_FIELDS
 from headrace.stores import JoinedStore, PartPlace, RawSample
@@ -66,8 +67,8 @@ class JoinedMediaDataset(SampleDataset):
         crude = [part.store.path for part in self.parts if part.mapper.is_crude and part.cooker is None]
         if self._is_type and crude:
             raise ConfigError(
-                f"the samples of {', '.join(crude)} are crude, and have no fields that {_name(joiner)} could join; give"
-                " a function as joiner, or the dataset a sample type"
+                f"the samples of {', '.join(crude)} are crude, and have no fields that {recorded_name(joiner)} could"
+                " join; give a function as joiner, or the dataset a sample type"
             )
         names = [one.name for one in store.columns if one.name is not None]
         if names and len(names) < len(own):
@@ -114,22 +115,18 @@ class JoinedMediaDataset(SampleDataset):
             "kind": type(self).__name__,
             "version": 1,
             "store": self.store.fingerprint,
-            "joiner": _name(self.joiner),
+            "joiner": recorded_name(self.joiner),
             "names": self._names,
             "columns": [part.recipe for part in self.parts],
         }
 
     def describe(self) -> str:
         """One line."""
-        return f"{' + '.join(part.store.path for part in self.parts)}, joined by {_name(self.joiner)}"
+        return f"{' + '.join(part.store.path for part in self.parts)}, joined by {recorded_name(self.joiner)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = [(part.mapper.sample_type, part._field_map, part._options) for part in self.parts]
         return _again, (type(self), self.store, self.joiner, made)
-
-
-def _name(joiner: Any) -> str:
-    return f"{joiner.__module__}.{getattr(joiner, '__qualname__', type(joiner).__qualname__)}"
 
 
 def _again(kind: type[JoinedMediaDataset], store: JoinedStore, joiner: Joiner, made: list[Any]) -> JoinedMediaDataset:

@@ -1,0 +1,28 @@
+"""The names by which recipes know classes and functions: where they are, and of ours that moved, where they were."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_DECODING: Final = "headrace.samples.media.decoding"
+
+FIRST_MODULES: Final[dict[str, dict[str, str]]] = {
+    f"{_DECODING}.av_decoder": {
+        "AVDecoder": f"{_DECODING}.av.decoder",
+        "get_clips_uniform": f"{_DECODING}.av.clips",
+        "get_single_frames_uniform": f"{_DECODING}.av.clips",
+    },
+    f"{_DECODING}.av_streams": {"AVData": f"{_DECODING}.av.data", "AVMetadata": f"{_DECODING}.av.data"},
+    "headrace.samples.media.registry": {"load_function": "headrace.samples.media.references"},
+}
+"""Module where something of ours is now -> its name -> the module in which saved runs know it."""
+
+
+def recorded_name(thing: Any) -> str:
+    """``module.qualname`` of a class or function, or of the class of an object that has no name of its own.
+
+    What is in a function is not looked at. What moved has the name that it had when the first runs were saved.
+    """
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    module = FIRST_MODULES.get(named.__module__, {}).get(named.__qualname__.partition(".")[0], named.__module__)
+    return f"{module}.{named.__qualname__}"

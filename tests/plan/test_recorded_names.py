@@ -1,0 +1,52 @@
+"""Recipes know classes and functions of ours by the names that they had when the first runs were saved."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import headrace.encoders
+import headrace.samples.media
+from headrace.datasets.encoded.functions import FunctionEncoder
+from headrace.plan.recorded_names import FIRST_MODULES, recorded_name
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "recorded_names.json"
+
+
+def recordable() -> list[Any]:
+    """What a recipe may name: sample types, cookers, task encoders, and what else their packages have."""
+    found: list[Any] = [FunctionEncoder]
+    for package in (headrace.samples.media, headrace.encoders):
+        found += [getattr(package, name) for name in package.__all__]
+    ours = [one for one in found if inspect.isclass(one) or inspect.isfunction(one)]
+    return [one for one in ours if one.__module__.startswith("headrace.")]
+
+
+def test_names_are_those_of_saved_runs() -> None:
+    assert {recorded_name(one) for one in recordable()} == set(json.loads(GOLDEN.read_text()))
+
+
+def test_each_entry_names_what_is_there() -> None:
+    for module, names in FIRST_MODULES.items():
+        for name in names:
+            assert getattr(importlib.import_module(module), name).__module__ == module
+
+
+class Mine:
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+    def method(self, sample: Any) -> Any:
+        return sample
+
+
+def test_names_of_users_are_where_they_are() -> None:
+    assert recorded_name(Mine) == f"{__name__}.Mine"
+    assert recorded_name(Mine()) == f"{__name__}.Mine"
+    assert recorded_name(Mine().method) == f"{__name__}.Mine.method"
+    assert recorded_name(functools.partial(int)) == "functools.partial"
+    assert recorded_name(len) == "builtins.len"
