@@ -330,7 +330,7 @@ def merged(new: str, parts: list[Part], mender: Mender) -> tuple[str, list[str]]
             if known_texts == {text.strip()}:
                 continue  # such as a logger, or a type variable
             for name in names:
-                if name in seen:
+                if name in seen and seen[name][0] != part.module:
                     problems.append(f"{new}: {name} is of {seen[name][0]} and of {part.module}")
                 seen[name] = (part.module, text)
             texts.append(text)

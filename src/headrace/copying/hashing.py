@@ -6,7 +6,8 @@ from pathlib import Path
 
 from headrace.errors import StoreError
 from headrace.io import FileHasher, FileSum, PreadReader
-from headrace.io.readers import ByteArray, IntArray
+from headrace.io.readers import ByteArray
+from headrace.stores.arguments import IntArray
 
 _READ_BYTES = 1 << 20
 
