@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace import ConfigError
 from headrace.encoders import EncoderPipeline, HookFailure, Place, TaskEncoder, stateless
+from headrace.encoders.calls import STAGES, seed_of
 from headrace.encoders.hooks import function_hook
 from headrace.encoders.pipeline import Output
-from headrace.encoders.place import STAGES, seed_of
 
 NUMPY: Any = np.random
 

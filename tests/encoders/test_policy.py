@@ -8,7 +8,7 @@ import pytest
 
 from headrace import ConfigError, StoreError
 from headrace.encoders import ErrorPolicy, Fault, FaultLog, SkipSample, is_of_sample
-from headrace.encoders.policy import KEPT, PROGRAMMING, UNBOUNDED
+from headrace.encoders.faults import KEPT, PROGRAMMING, UNBOUNDED
 from headrace.errors import DecodeError, FieldAccessError, InputError, SampleError
 
 

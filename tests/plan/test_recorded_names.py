@@ -20,8 +20,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "recorded_names.json"
 def recordable() -> list[Any]:
     """What a recipe may name: sample types, cookers, task encoders, and what else their packages have."""
     found: list[Any] = [FunctionEncoder]
-    for package in (headrace.samples.media, headrace.encoders):
-        found += [getattr(package, name) for name in package.__all__]
+    found += [getattr(headrace.samples.media, name) for name in headrace.samples.media.__all__]
+    found += [getattr(headrace.encoders, name) for name in headrace.encoders.__all__ if name.endswith("TaskEncoder")]
     ours = [one for one in found if inspect.isclass(one) or inspect.isfunction(one)]
     return [one for one in ours if one.__module__.startswith("headrace.")]
 

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.cli.origin import Origin, ShardPart, StoredAt
 from headrace.copying import copied_documents
-from headrace.copying.ranges import SourceEntry
+from headrace.copying.plan import SourceEntry
 from headrace.errors import HeadraceError
 from headrace.stores import Manifest
 from headrace.stores.manifest import find_manifest

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from headrace.cli.input_text import InputTexts, describe_input
-from headrace.copying.ranges import is_copy
+from headrace.copying.plan import is_copy
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, OutputShard, Provenance, load_manifest
 from headrace.stores.opening import open_keys

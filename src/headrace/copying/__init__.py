@@ -14,11 +14,10 @@ This room imports ``stores``, ``plan``, ``io`` and ``errors``.
 
 from __future__ import annotations
 
+from headrace.copying.copier import CopiedStore, CopyProgress, CopyReport
 from headrace.copying.destination import Destination
-from headrace.copying.formats import FORMATS, FormatName
-from headrace.copying.options import CopyOptions, Shards, SortBy
-from headrace.copying.ranges import CopiedDocument, copied_documents, is_copy
-from headrace.copying.report import CopiedStore, CopyProgress, CopyReport
+from headrace.copying.formats import FORMATS, CopyOptions, FormatName, Shards, SortBy
+from headrace.copying.plan import CopiedDocument, copied_documents, is_copy
 from headrace.copying.tools import convert, merge, split
 
 __all__ = [

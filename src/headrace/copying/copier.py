@@ -1,4 +1,7 @@
-"""Carries out a plan: documents from sources to shards, manifests, the check of all that was written."""
+"""Carries out a plan: documents from sources to shards, manifests, the check of all that; and the report.
+
+What a copy says of itself: how far it is, and what it made.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from headrace.copying.formats import FORMATS, Target
-from headrace.copying.kinds import CopyKinds
-from headrace.copying.plan import CopyPlan, FolderPlan, Piece, ranges_of
-from headrace.copying.ranges import OPTION, CopyEntry, SourceEntry, ranges_from
-from headrace.copying.report import CopyProgress
+from headrace.copying.formats import FORMATS, CopyKinds, Target
+from headrace.copying.plan import OPTION, CopyEntry, CopyPlan, FolderPlan, Piece, SourceEntry, ranges_from, ranges_of
 from headrace.copying.rows import Rows, cast
 from headrace.copying.sources import CHUNK_DOCUMENTS, Source
 from headrace.errors import OutputError, StoreError
@@ -33,6 +33,58 @@ from headrace.stores import (
     save_manifest,
 )
 from headrace.stores.arguments import IntArray
+
+
+class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a copy is; the check of the result counts the same documents again, store by store."""
+
+    phase: Literal["copy", "check"]
+    documents: int
+    total_documents: int
+    tokens: int
+    """Of all keys."""
+
+
+class CopiedStore(msgspec.Struct, frozen=True, kw_only=True):
+    """One store that was written."""
+
+    name: str
+    """Its place below the destination; empty: the destination itself."""
+
+    path: str
+    documents: int
+    tokens: int
+    """Of all keys."""
+
+    num_shards: int
+    bytes: int
+    """Of the shards; of a plan only those of the tokens."""
+
+    shards: tuple[OutputShard, ...]
+    """None for a plan."""
+
+
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `merge`, `convert` or `split` made, or would make."""
+
+    tool: str
+    output: str
+    is_dry_run: bool
+    format: str
+    keys: dict[str, str]
+    """Dtype of each key on disk."""
+
+    documents: int
+    tokens: int
+    sources: tuple[str, ...]
+    """In the order in which they were copied."""
+
+    stores: tuple[CopiedStore, ...]
+    inputs: tuple[InputFile, ...]
+    """The files of the sources with their hashes; none for a plan."""
+
+    warnings: tuple[str, ...]
+    """What was not kept, and what differs from what one might expect."""
 
 
 class _Made(msgspec.Struct):

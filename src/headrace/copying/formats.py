@@ -1,24 +1,29 @@
-"""The formats that can be written: what each holds, what its shards are called, and its writer behind one face.
+"""The formats that can be written, the keys that a copy has, and what the caller may choose, with the defaults.
 
     indexed   <key>_document.bin, .idx    one pair a key; integers up to int64 and floats; sequences, modes
     keyed     shard_0000/                 one folder for all keys; every dtype
 
 Another format is one more entry of `FORMATS`.
+
+Which keys a copy has, and in which dtype each is written. No I/O.
+
+What the caller may choose about a copy, and the defaults, in one place.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 import numpy as np
 
 from headrace.copying.rows import Rows
 from headrace.errors import ConfigError
-from headrace.stores import KeyedWriter, OutputShard
+from headrace.stores import Dialect, Documents, IndexedOptions, KeyedWriter, OutputShard
+from headrace.stores.arguments import MAIN
 from headrace.stores.indexed.layout import Layout, code_of
 from headrace.stores.indexed.writer import SequenceFiles
 from headrace.stores.keyed.layout import check_key, key_dtype
@@ -143,3 +148,174 @@ FORMATS: Final[dict[FormatName, TargetFormat]] = {
         open=_KeyedTarget,
     ),
 }
+
+SortBy = Literal["given", "name", "natural"]
+Shards = int | Literal["single", "source"]
+
+
+class CopyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `merge`, `convert` and `split`; the only place that owns their defaults.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+
+    format: FormatName | None = None
+    """Of what is written; None keeps that of the sources, which must then be the same."""
+
+    dtype: str | Mapping[str, str] | None = None
+    """Of the tokens on disk: for all keys of whole numbers wider than a byte, or by key. None keeps that of the
+    sources. Values that do not fit are an error."""
+
+    shards: Shards | None = None
+    """One shard (``"single"``), those of the source (``"source"``), or at most so many tokens a shard, all keys
+    together. None: `convert` keeps those of the source, the others write one."""
+
+    dialect: Dialect | None = None
+    """Of pairs, who wrote them, as for `headrace.open`."""
+
+    documents: Documents = "indices"
+    """Of pairs, what a document is, as for `headrace.open`."""
+
+    allow_different_tokenizers: bool = False
+    """Merge stores whose manifests name different tokenisers; the result then names none."""
+
+    drop_modes: bool = False
+    """Leave out the modes of multimodal sequences where the format cannot hold them, or not all sources have some."""
+
+    overwrite: bool = False
+    """Replace stores that are there already, once the new ones are complete."""
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise ConfigError(f"format={self.format!r} is unknown; the formats are {', '.join(map(repr, FORMATS))}")
+        is_number = isinstance(self.shards, int) and not isinstance(self.shards, bool) and self.shards >= 1
+        if self.shards not in (None, "single", "source") and not is_number:
+            raise ConfigError(f"shards={self.shards!r}: allowed are 'single', 'source', or tokens, at least 1")
+        IndexedOptions(dialect=self.dialect, documents=self.documents)  # which refuses unknown ones
+
+
+def check_sort_by(sort_by: str) -> None:
+    """Refuse an order that is unknown.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if sort_by not in get_args(SortBy):
+        raise ConfigError(f"sort_by={sort_by!r} is unknown; allowed are {', '.join(map(repr, get_args(SortBy)))}")
+
+
+GENERIC = frozenset({MAIN, "text", "sequence"})
+"""Names of a key that is alone, which say nothing but that: each format has its own."""
+
+Kinds = Sequence[Mapping[str, np.dtype[Any]]]
+
+
+class CopyKinds(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written: the format, the dtype of each key, and what each key is called in each source."""
+
+    format: FormatName
+    dtypes: dict[str, str]
+    names: tuple[dict[str, str], ...]
+    """Of each source: what it calls each key."""
+
+    warnings: tuple[str, ...]
+
+
+def choose_kinds(paths: Sequence[str], formats: Sequence[str], kinds: Kinds, options: CopyOptions) -> CopyKinds:
+    """What to write, from what the sources are and what was asked for.
+
+    Args:
+        paths: of the sources, for messages.
+        formats: of each, ``"indexed"`` for every kind of pair.
+        kinds: dtype of each key, of each.
+        options: as said.
+
+    Raises:
+        ConfigError: sources that do not go together, or that the format cannot hold.
+    """
+    chosen = _format(paths, formats, options)
+    names = _names(paths, kinds, chosen)
+    target = FORMATS[chosen]
+    dtypes: dict[str, str] = {}
+    warnings = []
+    for key in names[0]:
+        found = [of[called[key]] for of, called in zip(kinds, names, strict=True)]
+        wanted = _asked(key, found, list(names[0]), options)
+        if wanted is None:
+            different = next((number for number, dtype in enumerate(found) if dtype != found[0]), None)
+            if different is not None:
+                raise ConfigError(
+                    f"key {key!r}: {paths[0]} has {found[0].name}, {paths[different]} has {found[different].name}: say"
+                    " which to write with --dtype"
+                )
+            wanted = found[0]
+            if wanted.kind == "b" and target.bool_as != "bool":
+                wanted = np.dtype(target.bool_as)
+                warnings.append(f"key {key!r}: truth values are stored as {target.bool_as}, 0 and 1")
+        for path, dtype in zip(paths, found, strict=True):
+            if (dtype.kind == "f") != (wanted.kind == "f"):
+                raise ConfigError(f"key {key!r}: {path} has {dtype.name}, which cannot become {wanted.name}")
+        try:
+            target.check_dtype(wanted.name)
+        except ConfigError as error:
+            raise ConfigError(f"{paths[0]}: key {key!r}: {error}") from error
+        dtypes[key] = wanted.name
+    return CopyKinds(format=chosen, dtypes=dtypes, names=tuple(names), warnings=tuple(warnings))
+
+
+def _format(paths: Sequence[str], formats: Sequence[str], options: CopyOptions) -> FormatName:
+    if options.format is not None:
+        return options.format
+    for path, found in zip(paths, formats, strict=True):
+        if found != formats[0]:
+            raise ConfigError(
+                f"{paths[0]} is {formats[0]}, {path} is {found}: say which to write with --format"
+                f" {' or '.join(FORMATS)}"
+            )
+    for name in FORMATS:
+        if name == formats[0]:
+            return name
+    raise ConfigError(
+        f"{paths[0]} is {formats[0]}, which is read but not written here: say --format {' or '.join(FORMATS)}"
+    )
+
+
+def _names(paths: Sequence[str], kinds: Kinds, chosen: FormatName) -> list[dict[str, str]]:
+    """Of each source what it calls each key of the copy, in the order of the first source."""
+    if all(len(of) == 1 for of in kinds):
+        own = dict.fromkeys(name for of in kinds for name in of if name not in GENERIC)
+        if len(own) > 1:
+            raise ConfigError(f"the sources have different keys, {', '.join(map(repr, own))}; merge those of one name")
+        key = next(iter(own), FORMATS[chosen].sole_key)
+        return [{key: name} for of in kinds for name in of]
+    for path, of in zip(paths, kinds, strict=True):
+        if set(of) != set(kinds[0]):
+            raise ConfigError(
+                f"{paths[0]} has the keys {', '.join(map(repr, kinds[0]))}, {path} has {', '.join(map(repr, of))};"
+                " stores are merged key by key"
+            )
+    return [{key: key for key in kinds[0]} for _ in kinds]
+
+
+def _asked(key: str, found: Sequence[np.dtype[Any]], keys: Sequence[str], options: CopyOptions) -> np.dtype[Any] | None:
+    asked = options.dtype
+    if asked is None:
+        return None
+    if isinstance(asked, str):
+        is_meant = len(keys) == 1 or all(dtype.kind in "iu" and dtype.itemsize > 1 for dtype in found)
+        return _dtype(asked) if is_meant else None
+    for name in asked:
+        if name not in keys:
+            raise ConfigError(f"dtype for the key {name!r}, which is not there; the keys are {', '.join(keys)}")
+    return _dtype(asked[key]) if key in asked else None
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(name)
+    except TypeError as error:
+        raise ConfigError(f"dtype={name!r} is no dtype: {error}") from error
+    if dtype.kind not in "biuf":
+        raise ConfigError(f"dtype={name!r} is not one of numbers")
+    return dtype.newbyteorder("<")

@@ -17,17 +17,33 @@ May import: samples, plan, errors.
 
 from __future__ import annotations
 
-from headrace.encoders.augment import AugmentTaskEncoder
-from headrace.encoders.default import DefaultTaskEncoder
-from headrace.encoders.fault_places import at_positions, at_row, carried, carrying, collecting, placed, position_here
-from headrace.encoders.fault_report import FaultReport, read_fault_report
+from headrace.encoders.calls import Place
+from headrace.encoders.faults import (
+    ErrorPolicy,
+    Fault,
+    FaultLog,
+    FaultReport,
+    at_positions,
+    at_row,
+    carried,
+    carrying,
+    collecting,
+    is_of_sample,
+    placed,
+    position_here,
+    read_fault_report,
+)
 from headrace.encoders.hooks import Hook, bound_cookers, hook_of
 from headrace.encoders.mapping import batch_list, batch_stack
 from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Selection
-from headrace.encoders.place import Place
-from headrace.encoders.policy import ErrorPolicy, Fault, FaultLog, is_of_sample
-from headrace.encoders.stateless import get_failure_tolerance, get_stateless, stateless
-from headrace.encoders.task_encoder import TaskEncoder
+from headrace.encoders.task_encoder import (
+    AugmentTaskEncoder,
+    DefaultTaskEncoder,
+    TaskEncoder,
+    get_failure_tolerance,
+    get_stateless,
+    stateless,
+)
 from headrace.errors import SkipSample
 from headrace.samples.media import (
     Batch,

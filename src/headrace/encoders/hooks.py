@@ -8,10 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.encoders.augment import AugmentTaskEncoder
-from headrace.encoders.default import DefaultTaskEncoder
-from headrace.encoders.stateless import generators_of, get_failure_tolerance, get_stateless, may_draw
-from headrace.encoders.task_encoder import TaskEncoder
+from headrace.encoders.task_encoder import (
+    AugmentTaskEncoder,
+    DefaultTaskEncoder,
+    TaskEncoder,
+    generators_of,
+    get_failure_tolerance,
+    get_stateless,
+    may_draw,
+)
 from headrace.errors import ConfigError
 from headrace.plan.recorded_names import recorded_name
 from headrace.samples.media import Cooker

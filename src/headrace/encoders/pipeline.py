@@ -10,10 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.encoders.context import CALL, Call
+from headrace.encoders.calls import CALL, Aside, Call, Place, in_main_thread, seed_of
 from headrace.encoders.hooks import Hook, encoder_recipe, hooks_of
-from headrace.encoders.place import Place, seed_of
-from headrace.encoders.seeding import Aside, in_main_thread
 from headrace.encoders.task_encoder import TaskEncoder
 from headrace.errors import ConfigError, SkipSample
 

@@ -7,13 +7,22 @@ from typing import Any, Final
 _DECODING: Final = "headrace.samples.media.decoding"
 
 FIRST_MODULES: Final[dict[str, dict[str, str]]] = {
+    "headrace.encoders.task_encoder": {
+        "AugmentTaskEncoder": "headrace.encoders.augment",
+        "DefaultTaskEncoder": "headrace.encoders.default",
+    },
     f"{_DECODING}.av_decoder": {
         "AVDecoder": f"{_DECODING}.av.decoder",
         "get_clips_uniform": f"{_DECODING}.av.clips",
         "get_single_frames_uniform": f"{_DECODING}.av.clips",
     },
-    f"{_DECODING}.av_streams": {"AVData": f"{_DECODING}.av.data", "AVMetadata": f"{_DECODING}.av.data"},
-    "headrace.samples.media.registry": {"load_function": "headrace.samples.media.references"},
+    f"{_DECODING}.av_streams": {
+        "AVData": f"{_DECODING}.av.data",
+        "AVMetadata": f"{_DECODING}.av.data",
+    },
+    "headrace.samples.media.registry": {
+        "load_function": "headrace.samples.media.references",
+    },
 }
 """Module where something of ours is now -> its name -> the module in which saved runs know it."""
 

@@ -18,7 +18,7 @@ from headrace.cli.views.shown import Preview, ShownSample, ShownSequence
 from headrace.cli.views.token_texts import IdTexts
 from headrace.cli.views.tokenizer import Found, find_texts
 from headrace.cli.where import place
-from headrace.copying.ranges import is_copy
+from headrace.copying.plan import is_copy
 from headrace.datasets.pack_plans import StoreLengths, make_plan
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.packing import Packing, PackPlan

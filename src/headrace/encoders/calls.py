@@ -1,7 +1,11 @@
-"""The global generators of random, NumPy and torch, set for a call and put back.
+"""The call of a hook: the place of its sample, its seed, the global generators set for it, and what it may know of it.
+
+The global generators of random, NumPy and torch, set for a call and put back.
 
 They belong to the process, not to the thread: whoever seeds them in a second thread changes what the first draws. So
 they are seeded in the main thread alone, which in a worker process is the one that reads.
+
+What a hook may know of the call that it is in.
 """
 
 from __future__ import annotations
@@ -10,10 +14,62 @@ import random
 import sys
 import threading
 from collections.abc import Sequence
+from contextvars import ContextVar
+from functools import lru_cache
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.plan.keys import derive
+
+STAGES: Final = {
+    name: number
+    for number, name in enumerate(
+        (
+            "cook",
+            "encode",
+            "select_samples_to_pack",
+            "postencode_sample",
+            "pack_selected_samples",
+            "batch_group_criterion",
+            "batch",
+            "encode_batch",
+            "sample_length",
+        )
+    )
+}
+"""Each hook has random numbers of its own: what one draws moves no other. The numbers are part of the order."""
+
+
+class Place(NamedTuple):
+    """Whose turn it is: all that random numbers depend on.
+
+    Attributes:
+        key: 64 bits, of seed, source and epoch.
+        position: of the sample, or of the first of several, below 2^63.
+        output: which output of the sample.
+        part: which of several packs that begin with it.
+    """
+
+    key: int
+    position: int
+    output: int = 0
+    part: int = 0
+
+
+def seed_of(place: Place, stage: str, number: int = 0) -> int:
+    """64 bits for a call; ``number`` counts the outputs of a generator."""
+    outputs = ((place.output << 20) + place.part << 20) + number
+    return derive(derive(_stage_key(place.key, stage), place.position), outputs)
+
+
+@lru_cache(maxsize=1024)
+def _stage_key(key: int, stage: str) -> int:
+    """The same for all samples of a source."""
+    return derive(key, STAGES[stage])
+
 
 _MASK63 = (1 << 63) - 1
 _NUMPY: Any = np.random
@@ -98,3 +154,22 @@ class Aside:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Aside, ()
+
+
+class Call(NamedTuple):
+    """A call of a hook: the sample's and the batch's number, and 64 bits that are its own."""
+
+    sample_index: int
+    batch_index: int | None
+    seed: int
+
+
+CALL: ContextVar[Call | None] = ContextVar("headrace_call", default=None)
+
+
+def current(what: str) -> Call:
+    """The call that is running. Raises ConfigError: none is."""
+    call = CALL.get()
+    if call is None:
+        raise ConfigError(f"{what} is known within a hook of a task encoder only, while a pipeline runs it")
+    return call

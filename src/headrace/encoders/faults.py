@@ -1,13 +1,24 @@
-"""What is done about a sample that cannot be made: raised, or another one in its place; counted in both cases."""
+"""What is done about a sample that cannot be made: raised, skipped or replaced, counted, placed in the run, reported.
+
+Reports of faults: JSON lines, one file a rank.
+
+Where in the run the sample is that a thread makes, told by whoever knows it to whoever meets a fault.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import Counter
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
+from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, SampleError, SkipSample
+from headrace.plan import IntArray
 
 PROGRAMMING: Final = (
     SystemError,
@@ -146,3 +157,134 @@ class FaultLog:
 
     def __repr__(self) -> str:
         return f"<FaultLog: {self.total:,} faults>"
+
+
+class FaultReport:
+    """Faults as JSON lines, appended one by one. A run that goes on, from wherever, adds none that is there already.
+
+    Each rank has a file of its own. A line that a kill has cut short is left out, and written again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._known: set[object] = set()
+        if self._path.exists():
+            self._known = {_sign(fault) for fault in read_fault_report([self._path])}
+            self._end_line()
+
+    def add(self, faults: Iterable[Fault]) -> None:
+        """Append those that are not there."""
+        fresh = {sign: fault for fault in faults if (sign := _sign(fault)) not in self._known}
+        if not fresh:
+            return
+        data = b"".join(msgspec.json.encode(fault) + b"\n" for fault in fresh.values())
+        try:
+            with self._path.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            raise OutputError(f"{self._path}: the report of faults cannot be written: {error.strerror}") from error
+        self._known.update(fresh)
+
+    def _end_line(self) -> None:
+        try:
+            with self._path.open("r+b") as file:
+                data = file.read()
+                file.truncate(data.rfind(b"\n") + 1)
+        except OSError as error:
+            raise OutputError(f"{self._path}: the report of faults cannot be written: {error.strerror}") from error
+
+
+def read_fault_report(paths: Iterable[str | os.PathLike[str]]) -> list[Fault]:
+    """The faults in the reports of some ranks, each once, by position.
+
+    Raises:
+        InputError: a file is missing, or is something else; names the line.
+    """
+    found: dict[object, Fault] = {}
+    for path in paths:
+        try:
+            lines = Path(path).read_bytes().split(b"\n")
+        except OSError as error:
+            raise InputError(f"{path}: the report of faults cannot be read: {error.strerror}") from error
+        # What is behind the last end of a line was cut short.
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                fault = msgspec.json.decode(line, type=Fault)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise InputError(f"{path}: line {number}: no fault of a report: {error}") from error
+            found.setdefault(_sign(fault), fault)
+    return sorted(found.values(), key=lambda one: (-1 if one.position is None else one.position, one.attempt))
+
+
+def _sign(fault: Fault) -> object:
+    """What tells a fault from others: it is the same whenever it is met again, but for the step that it is read for."""
+    return fault.source, fault.position, fault.address, fault.attempt, fault.index, fault.hook, fault.kind
+
+
+Error = TypeVar("Error", bound=Exception)
+
+_FAULTS = "headrace_faults"
+
+
+class _Here(threading.local):
+    positions: IntArray | None = None
+    row = 0
+    found: list[Fault] | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def collecting() -> Iterator[list[Fault]]:
+    """The faults that this thread meets within, in the order in which it meets them."""
+    found: list[Fault] = []
+    before, _here.found = _here.found, found
+    try:
+        yield found
+    finally:
+        _here.found = before
+
+
+@contextmanager
+def at_positions(positions: IntArray) -> Iterator[None]:
+    """Samples of these positions of the run are made by this thread, the first one first; `at_row` says which."""
+    before = _here.positions, _here.row
+    _here.positions, _here.row = positions, 0
+    try:
+        yield
+    finally:
+        _here.positions, _here.row = before
+
+
+def at_row(row: int) -> None:
+    """The sample that comes next, by its number among those of `at_positions`."""
+    _here.row = row
+
+
+def position_here() -> int | None:
+    """The position of the sample that this thread makes, where that is known."""
+    positions = _here.positions
+    return int(positions[_here.row]) if positions is not None and _here.row < len(positions) else None
+
+
+def placed(fault: Fault) -> Fault:
+    """A fault with the position of the sample that is made, where that is known; it is collected."""
+    position = position_here()
+    if position is not None:
+        fault = msgspec.structs.replace(fault, position=position)
+    if _here.found is not None:
+        _here.found.append(fault)
+    return fault
+
+
+def carrying(error: Error, faults: Sequence[Fault]) -> Error:
+    """The error, which carries the faults that it comes of, out of threads and worker processes too."""
+    setattr(error, _FAULTS, tuple(faults))
+    return error
+
+
+def carried(error: Exception) -> tuple[Fault, ...]:
+    """The faults that an error comes of."""
+    found: tuple[Fault, ...] = getattr(error, _FAULTS, ())
+    return found
