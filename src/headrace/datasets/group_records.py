@@ -17,7 +17,8 @@ from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.stores import Store
 
-_INT64, _BOOL, _FLOAT32 = np.dtype(np.int64), np.dtype(np.bool_), np.dtype(np.float32)
+_INT64 = np.dtype(np.int64)
+_BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 
 
 class GroupDataset(RecordDataset):

@@ -12,6 +12,7 @@ import numpy as np
 from headrace.datasets.documents import DocumentDataset
 from headrace.errors import InputError
 from headrace.plan import IntArray
+from headrace.plan.segments import integers
 
 _AT_ONCE = 256
 _FIRST_S, _EVERY_S = 2.0, 0.2
@@ -101,14 +102,3 @@ def _samples(ds: SampleDataset, first: int, stop: int) -> Sequence[Any]:
         found: Sequence[Any] = many(list(range(first, stop)))
         return found
     return [ds[number] for number in range(first, stop)]
-
-
-def integers(values: Any, what: str) -> IntArray:
-    """(n,) int64 of a list, array or tensor of integers; InputError, naming ``what``, for anything else."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise InputError(f"{what} are not a sequence of integers: {error}") from error
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
-        raise InputError(f"{what} are {array.dtype} of shape {array.shape}; expected a sequence of integers")
-    return array.astype(np.int64, copy=False)

@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.datasets.packed_source import integers
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
-from headrace.plan.segments import IGNORED_LABEL, context_parallel_indices, real_cu_seqlens
+from headrace.plan.segments import IGNORED_LABEL, context_parallel_indices, integers, real_cu_seqlens
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -23,10 +23,12 @@ Source: the thd format of Transformer Engine and Megatron, whose kernels expect 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InputError
 from headrace.plan.keys import IntArray
 
 Int32Array = NDArray[np.int32]
@@ -215,3 +217,14 @@ def context_parallel_order(cu_seqlens_padded: Int32Array, cp_size: int) -> IntAr
     order = np.empty_like(indices)
     order[indices] = np.arange(len(indices), dtype=np.int64)
     return order
+
+
+def integers(values: Any, what: str) -> IntArray:
+    """(n,) int64 of a list, array or tensor of integers; InputError, naming ``what``, for anything else."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InputError(f"{what} are not a sequence of integers: {error}") from error
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
+        raise InputError(f"{what} are {array.dtype} of shape {array.shape}; expected a sequence of integers")
+    return array.astype(np.int64, copy=False)

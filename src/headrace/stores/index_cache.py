@@ -20,8 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import OutputError, StoreError
 from headrace.io import AtomicFile, commit, file_sum, map_npy, output_errors
-
-DESCRIPTION = "description.txt"
+from headrace.plan.megatron.caches import DESCRIPTION
 
 
 class ChunkedArray(msgspec.Struct, frozen=True, kw_only=True):
