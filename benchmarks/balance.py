@@ -41,7 +41,7 @@ def attention(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return lengths * (12 * WIDTH + lengths)
 
 
-def write_store(folder: Path, lengths: NDArray[np.int64]) -> headrace.Store:
+def write_store(folder: Path, lengths: NDArray[np.int64]) -> headrace.stores.Store:
     with IndexedWriter(str(folder / "documents"), dtype=np.dtype(np.uint16)) as writer:
         writer.add_documents(np.ones(int(lengths.sum()), dtype=np.uint16), lengths)
         writer.finish()
@@ -58,10 +58,10 @@ def seconds(spans: Callable[[], Iterable[Any]]) -> float:
     return min(found)
 
 
-def measured(kind: str, name: str, dataset: Any, balance: headrace.Balance) -> dict[str, Any]:
+def measured(kind: str, name: str, dataset: Any, balance: headrace.loader.Balance) -> dict[str, Any]:
     run = headrace.Run(dataset, global_batch_size=STEP, order=headrace.Order(seed=1), epochs=1, drop_last=True)
-    ranks = headrace.Ranks(0, RANKS)
-    reading = headrace.Reading(num_threads=0)
+    ranks = headrace.loader.Ranks(0, RANKS)
+    reading = headrace.loader.Reading(num_threads=0)
     balanced, plain = (
         headrace.Loader(
             run, micro_batch_size=MICRO_BATCH, ranks=ranks, reading=reading, balance=one, restart=one is None
@@ -95,10 +95,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
             store = write_store(Path(folder), lengths)
             records = headrace.SFTDataset(store, loss_mask_key=None)
-            rows.append(measured("records", name, records, headrace.Balance()))
+            rows.append(measured("records", name, records, headrace.loader.Balance()))
             packs = headrace.PackedSequenceDataset(store, headrace.Packing(max_seq_len=options.room))
             if len(packs) >= STEP:
-                rows.append(measured("packs", name, packs, headrace.Balance(cost=attention)))
+                rows.append(measured("packs", name, packs, headrace.loader.Balance(cost=attention)))
     lines = []
     for kind in ("records", "packs"):
         mine = [row for row in rows if row["samples"] == kind]

@@ -67,7 +67,7 @@ def write_texts(root: Path, kind: str, name: str, num_samples: int, text: str) -
 def ours(folder: Path, kind: str, form: str, workers: int) -> Any:
     """A loader of Headrace's, with `save_state_rank` and `restore_state_rank`."""
     import headrace.encoders
-    from headrace.loader.energon import WorkerConfig, get_savable_loader, get_train_dataset
+    from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
     from headrace.plan.framed import BestFit
 
     task = encoder(headrace.encoders, kind, _tokenizer(folder), form)
@@ -76,8 +76,8 @@ def ours(folder: Path, kind: str, form: str, workers: int) -> Any:
     if form == "singles":
         options = {"task_encoder": task, "framed": True, "num_lanes": LANES}
     elif form != "hook":
-        from headrace import MeasuredDataset, MediaDataset, Packing, measure
-        from headrace.datasets import Framed
+        from headrace import MeasuredDataset, MediaDataset, Packing
+        from headrace.datasets import Framed, measure
 
         media = MediaDataset.open(folder, split_part="train", decoder=None, cookers=task.cookers)
         if form == "best fit":

@@ -56,11 +56,11 @@ def limit(prefix: Path, window: int, batch: int) -> Iterator[Any]:
         yield out
 
 
-def ours(reading: headrace.Reading) -> Batches:
+def ours(reading: headrace.loader.Reading) -> Batches:
     def batches(prefix: Path, window: int, batch: int) -> Iterator[Any]:
         dataset = headrace.WindowDataset(headrace.open(str(prefix)), window_tokens=window)
         run = headrace.Run(dataset, global_batch_size=batch)
-        return iter(headrace.Loader(run, micro_batch_size=batch, ranks=headrace.Ranks(), reading=reading))
+        return iter(headrace.Loader(run, micro_batch_size=batch, ranks=headrace.loader.Ranks(), reading=reading))
 
     return batches
 
@@ -109,11 +109,11 @@ class _Tokenizer:
 
 ENGINES: dict[str, Batches] = {
     "limit": limit,
-    "headrace, when asked": ours(headrace.Reading(num_threads=0)),
-    "headrace, read ahead": ours(headrace.Reading(num_threads=1)),
+    "headrace, when asked": ours(headrace.loader.Reading(num_threads=0)),
+    "headrace, read ahead": ours(headrace.loader.Reading(num_threads=1)),
     "memmap": memmap,
     "megatron": megatron,
-    "headrace, 2 workers": ours(headrace.Reading(num_workers=2)),
+    "headrace, 2 workers": ours(headrace.loader.Reading(num_workers=2)),
 }
 
 

@@ -129,7 +129,7 @@ def first(engine: str, prefix: str, epochs: int, folder: str) -> dict[str, Any]:
         dataset = megatron_dataset(prefix, 2048, wanted, str(Path(folder) / f"cache-{os.getpid()}"))
         dataset[0]
     elif engine == "headrace":
-        headrace.GPTDataset(prefix, sequence_length=2048, num_samples=wanted)[0]
+        headrace.compat.megatron.GPTDataset(prefix, sequence_length=2048, num_samples=wanted)[0]
     else:
         store = headrace.open(prefix if engine == "unvouched" else f"{prefix}-vouched")
         run = headrace.Run(headrace.WindowDataset(store, window_tokens=2048), global_batch_size=1)
@@ -149,7 +149,7 @@ def samples(engine: str, prefix: str, size: int, folder: str, seconds: float = 3
         dataset = megatron_dataset(prefix, size, None, str(Path(folder) / "cache"))
         batches = iter(torch.utils.data.DataLoader(dataset, batch_size=8))
     else:
-        data = headrace.GPTDataset(prefix, sequence_length=size)
+        data = headrace.compat.megatron.GPTDataset(prefix, sequence_length=size)
         run = headrace.Run(data, global_batch_size=8, order=headrace.Order(kind="none"), epochs=100)
         batches = iter(headrace.Loader(run, micro_batch_size=8))
     next(batches)
@@ -185,7 +185,7 @@ def write(engine: str, num_documents: int, folder: str) -> dict[str, Any]:
 
         document: Any = torch.arange(100)
     else:
-        from headrace import IndexedDatasetBuilder
+        from headrace.compat.megatron import IndexedDatasetBuilder
 
         document = np.arange(100)
     place = Path(folder) / f"written-{os.getpid()}"

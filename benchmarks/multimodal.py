@@ -40,7 +40,7 @@ WORKERS = (0, 2)
 
 def ours(folder: Path, kind: str, workers: int) -> Any:
     """A loader of Headrace's."""
-    from headrace.loader.energon import WorkerConfig, get_savable_loader, get_train_dataset
+    from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
     from headrace.samples.media import SampleDecoder
 
     raw = kind == "raw"

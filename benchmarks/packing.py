@@ -101,7 +101,7 @@ def measure_plan(path: str, max_seq_len: int, seconds: float = 0.5) -> dict[str,
 
 def measure_batches(engine: str, prefix: str, batch: int, seconds: float) -> dict[str, Any]:
     np.fromfile(f"{prefix}.bin", dtype=np.uint8)  # into the page cache
-    reading = headrace.Reading(num_threads=0)
+    reading = headrace.loader.Reading(num_threads=0)
     cpu = time.process_time()
     store = headrace.open(prefix)
     dataset: headrace.Dataset = (
@@ -112,7 +112,7 @@ def measure_batches(engine: str, prefix: str, batch: int, seconds: float) -> dic
 
     def loader(**options: Any) -> headrace.Loader:
         run = headrace.Run(dataset, global_batch_size=batch, **options)
-        return headrace.Loader(run, micro_batch_size=batch, ranks=headrace.Ranks(), reading=reading)
+        return headrace.Loader(run, micro_batch_size=batch, ranks=headrace.loader.Ranks(), reading=reading)
 
     if engine == "an epoch":
         deque(loader(epochs=1), maxlen=0)

@@ -23,8 +23,9 @@ import common
 import numpy as np
 import psutil
 
-from headrace import Blend, Loader, Ranks, Run, WindowDataset
+from headrace import Blend, Loader, Run, WindowDataset
 from headrace import open as open_store
+from headrace.loader import Ranks
 
 DOCUMENT_TOKENS = 1 << 24
 CASES = [(samples, window, shards) for window, shards in ((64, 1), (2048, 64)) for samples in (10**5, 10**10)]

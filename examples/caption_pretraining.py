@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from headrace.loader.energon import EnergonLoader, WorkerConfig, get_savable_loader, get_train_dataset
+from headrace.compat.energon import EnergonLoader, WorkerConfig, get_savable_loader, get_train_dataset
 from headrace.samples.media import CaptioningSample
 from headrace.stores.tar.writer import TarWriter
 

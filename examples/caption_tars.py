@@ -41,7 +41,7 @@ dataset = headrace.MediaDataset.open(
 print(dataset[0].__key__, dataset[0].image.shape, dataset[0].caption, sep=", ")
 
 run = headrace.Run(dataset, global_batch_size=8, order=headrace.Order(seed=1), epochs=1)
-loader = headrace.Loader(run, micro_batch_size=4, reading=headrace.Reading(num_threads=2))
+loader = headrace.Loader(run, micro_batch_size=4, reading=headrace.loader.Reading(num_threads=2))
 seen: list[str] = []
 for batch in loader:
     print(f"{loader.position:2}: image {tuple(batch['image'].shape)}, {batch['caption'][0]!r} of {batch['__key__'][0]}")

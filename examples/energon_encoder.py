@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from headrace.compat.energon import EnergonLoader, WorkerConfig, get_savable_loader, get_train_dataset
 from headrace.encoders import DefaultTaskEncoder, Sample, TextSample, edataclass, stateless
-from headrace.loader.energon import EnergonLoader, WorkerConfig, get_savable_loader, get_train_dataset
 from headrace.stores.tar.writer import TarWriter
 
 

@@ -20,7 +20,7 @@ WHOLE = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}  # of parts with d
 
 def provider(args: Any, tokenizer: Any) -> Callable[[Sequence[int]], tuple[Dataset | None, ...]]:
     """The provider for Megatron's arguments and tokeniser."""
-    masks = headrace.GPTMasks.of(
+    masks = headrace.compat.megatron.GPTMasks.of(
         tokenizer,
         allow_ambiguous_pad_tokens=getattr(args, "allow_ambiguous_pad_tokens", False),
         eod_mask_loss=args.eod_mask_loss,
@@ -34,13 +34,15 @@ def provider(args: Any, tokenizer: Any) -> Callable[[Sequence[int]], tuple[Datas
         split = args.split if args.data_path else WHOLE[name]
         share = dict(zip(WHOLE, [*map(float, split.split(",")), 0, 0], strict=False))[name]
 
-        def build(prefix: str, wanted: int | None) -> headrace.GPTDataset:
+        def build(prefix: str, wanted: int | None) -> headrace.compat.megatron.GPTDataset:
             options = {"sequence_length": args.seq_length, "seed": args.seed, "split": split, "split_part": name}
-            return headrace.GPTDataset(prefix, num_samples=wanted, masks=masks, **options)
+            return headrace.compat.megatron.GPTDataset(prefix, num_samples=wanted, masks=masks, **options)
 
         if not (data and share) or num_samples == 0:
             return None
-        return headrace.GPTBlend.of(data, num_samples=num_samples, build=build, one_part=not args.data_path)
+        return headrace.compat.megatron.GPTBlend.of(
+            data, num_samples=num_samples, build=build, one_part=not args.data_path
+        )
 
     return lambda num_samples: tuple(map(part, WHOLE, num_samples))
 

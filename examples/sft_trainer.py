@@ -26,7 +26,7 @@ template: chatml
 prepare_recipe(recipe, folder / "store", options=RecipeOptions(workers=1), on_notice=print)
 
 # labels="same": models of Hugging Face shift by themselves.
-collation = headrace.Collation(max_length=128, over_long="truncate_right", multiple_of=8)
+collation = headrace.datasets.Collation(max_length=128, over_long="truncate_right", multiple_of=8)
 dataset = headrace.SFTDataset(headrace.open(folder / "store"), collation, labels="same")
 collate = collate_fn(dataset)
 

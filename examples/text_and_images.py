@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from headrace.loader.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from headrace.samples.media import CaptioningSample, Cooker, SampleDecoder, basic_sample_keys
 from headrace.stores.tar.writer import TarWriter
 

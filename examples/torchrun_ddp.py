@@ -26,7 +26,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
-    ranks = headrace.Ranks.from_mesh(mesh, "dp")
+    ranks = headrace.loader.Ranks.from_mesh(mesh, "dp")
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.gettempdir()) / f"headrace-{dist.get_world_size()}"
     if ranks.rank == 0 and not folder.exists():
         corpus.make(folder)

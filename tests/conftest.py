@@ -98,7 +98,7 @@ def warm_process() -> Iterator[warm.Warm]:
 @pytest.fixture(scope="session")
 def warm_torch() -> Iterator[warm.Warm]:
     """What programs with torch can start from, as the ranks of a job."""
-    modules = ["headrace.loader.energon", "torch.distributed.device_mesh", "torch._dynamo"]
+    modules = ["headrace.compat.energon", "torch.distributed.device_mesh", "torch._dynamo"]
     process = warm.Warm(modules, ("-W", "ignore"))
     yield process
     process.close()

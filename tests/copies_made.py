@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 import headrace
-from headrace.stores import IndexedDatasetBuilder, open_keys
+from headrace.compat.megatron import IndexedDatasetBuilder
+from headrace.stores import open_keys
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from energon_prepared import prepared
-from headrace import ConcatDataset, LimitDataset, MediaDataset, RepeatDataset
-from headrace.datasets import Dataset, Mix
+from headrace import MediaDataset
+from headrace.datasets import ConcatDataset, Dataset, LimitDataset, Mix, RepeatDataset
 from headrace.datasets.metadataset import JoinedSource, Source, SourceOptions, load_dataset
 from headrace.datasets.mix import length_of
 from headrace.samples.media import CaptioningSample, Cooker, SampleDecoder, basic_sample_keys

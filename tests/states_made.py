@@ -18,11 +18,14 @@ import framed_made
 import headrace
 import measured_made
 import media_texts
-from headrace import Balance, BatchSchedule, Blend, Bucketing, Loader, Order, Packing, Ranks, Reading, Run
+from headrace import BatchSchedule, Blend, Loader, Order, Packing, Run
+from headrace.compat import energon, megatron
+from headrace.datasets import ConcatDataset
 from headrace.datasets.encoded import EncodedDataset
 from headrace.datasets.encoded.framed_run import FramedRun
 from headrace.encoders import DefaultTaskEncoder
-from headrace.plan import Plan
+from headrace.loader import Balance, Ranks, Reading
+from headrace.plan import Bucketing, Plan
 from headrace.stores import KeyedWriter
 
 NUM_SAMPLES = 64
@@ -50,7 +53,7 @@ def tokens_of(length: int, seed: int) -> np.ndarray:
     return ((np.arange(length) * 7919 + seed * 104_729) % 50_021).astype(np.uint16)
 
 
-def indexed(name: str, count: int = 60, *, step: int = 37, most: int = 57) -> headrace.Store:
+def indexed(name: str, count: int = 60, *, step: int = 37, most: int = 57) -> headrace.stores.Store:
     """A pair of ``count`` documents in the current folder."""
     prefix = Path("data") / name
     if not prefix.with_suffix(".idx").exists():
@@ -59,7 +62,7 @@ def indexed(name: str, count: int = 60, *, step: int = 37, most: int = 57) -> he
     return headrace.open(prefix)
 
 
-def keyed(name: str, keys: dict[str, str], count: int = 50, *, most: int = 40) -> headrace.Store:
+def keyed(name: str, keys: dict[str, str], count: int = 50, *, most: int = 40) -> headrace.stores.Store:
     """A keyed store: a key's values are ids, marks (parallel to the key before it), or one reward a record."""
     folder = Path("data") / name
     if not folder.exists():
@@ -110,10 +113,10 @@ def packs(strategy: str, **options: Any) -> headrace.PackedSequenceDataset:
     return headrace.PackedSequenceDataset(indexed("dddd", 90, step=17, most=29), Packing(**given), plan_folder="plans")
 
 
-def gpt(**options: Any) -> headrace.GPTDataset:
+def gpt(**options: Any) -> megatron.GPTDataset:
     indexed("a")
     given = {"sequence_length": 16, "num_samples": 400, "seed": 5, "split": "90,10,0", **options}
-    return headrace.GPTDataset("data/a", **given)
+    return megatron.GPTDataset("data/a", **given)
 
 
 SFT = {"tokens": "ids", "loss_mask": "mask"}
@@ -187,48 +190,50 @@ KINDS: dict[str, Callable[[], Case]] = {
             headrace.ScheduledBlend(
                 {"a": windows("a"), "bb": windows("bb")},
                 [
-                    headrace.Stretch(weights={"a": 3, "bb": 1}, until=50),
-                    headrace.Stretch(weights={"bb": 1}, until=90, ramp=True),
-                    headrace.Stretch(weights={"a": 1, "bb": 1}),
+                    headrace.datasets.Stage(weights={"a": 3, "bb": 1}, until=50),
+                    headrace.datasets.Stage(weights={"bb": 1}, until=90, ramp=True),
+                    headrace.datasets.Stage(weights={"a": 1, "bb": 1}),
                 ],
             )
         )
     ),
     "batches of one source": lambda: Case(
         run_of(
-            headrace.BlendDataset({"a": windows("a"), "bb": windows("bb")}, weights={"a": 2, "bb": 1}, block_samples=8)
+            energon.BlendDataset({"a": windows("a"), "bb": windows("bb")}, weights={"a": 2, "bb": 1}, block_samples=8)
         )
     ),
     "limit, repeat, subset": lambda: Case(
         run_of(
             Blend(
                 {
-                    "limited": headrace.LimitDataset(windows("a"), 40),
-                    "repeated": headrace.RepeatDataset(windows("bb"), 2),
-                    "part": headrace.SubsetDataset(windows("ccc"), ["10%", "60%"]),
+                    "limited": headrace.datasets.LimitDataset(windows("a"), 40),
+                    "repeated": headrace.datasets.RepeatDataset(windows("bb"), 2),
+                    "part": headrace.datasets.SubsetDataset(windows("ccc"), ["10%", "60%"]),
                 },
                 weights={"limited": 1, "repeated": 1, "part": 1},
             )
         )
     ),
-    "concat": lambda: Case(run_of(headrace.ConcatDataset({"a": windows("a"), "bb": windows("bb")}), samples=None)),
+    "concat": lambda: Case(run_of(ConcatDataset({"a": windows("a"), "bb": windows("bb")}), samples=None)),
     "mapped": lambda: Case(run_of(headrace.MapDataset(windows(), doubled))),
     "megatron": lambda: Case(run_of(gpt(), order=Order(kind="none"))),
     "megatron, blend": lambda: Case(
         run_of(
-            headrace.GPTBlend([gpt(), gpt(seed=6)], weights=[0.7, 0.3], size=300), order=Order(kind="none"), samples=300
+            megatron.GPTBlend([gpt(), gpt(seed=6)], weights=[0.7, 0.3], size=300),
+            order=Order(kind="none"),
+            samples=300,
         )
     ),
     "megatron, cyclic": lambda: Case(
         run_of(
-            headrace.CyclicDataset(gpt(), micro_batch_size=2, data_parallel_size=2),
+            megatron.CyclicDataset(gpt(), micro_batch_size=2, data_parallel_size=2),
             order=Order(kind="none"),
         )
     ),
     "megatron, fill in the middle": lambda: Case(run_of(rearranged(), order=Order(kind="none"), samples=300)),
     "megatron, mock": lambda: Case(
         run_of(
-            headrace.MockGPTDataset(sequence_length=16, num_samples=300, seed=5, split="1", vocab_size=100, eod=99),
+            megatron.MockGPTDataset(sequence_length=16, num_samples=300, seed=5, split="1", vocab_size=100, eod=99),
             order=Order(kind="none"),
             samples=300,
         )
@@ -267,18 +272,18 @@ def measured(encoder: Any, **options: Any) -> headrace.MeasuredDataset:
     if not root.exists():
         measured_made.numbers(root, 120)
     data = measured_made.opened(root, encoder)
-    facts = headrace.measure(data, encoder, folder="media/facts")
+    facts = headrace.datasets.measure(data, encoder, folder="media/facts")
     return headrace.MeasuredDataset(data, encoder, facts, **options)
 
 
-def rearranged() -> headrace.GPTFIMDataset:
+def rearranged() -> megatron.GPTFIMDataset:
     prefix = Path("data/fim")
     if not prefix.with_suffix(".idx").exists():
         ends = lengths_of(80, step=11, most=23)
         corpora.write(prefix, [np.append(np.arange(size) * 3 % 7, fim_toy.EOD).astype(np.uint16) for size in ends])
-    plain = headrace.GPTDataset(prefix, sequence_length=24, num_samples=400, seed=5, split="1")
-    return headrace.GPTFIMDataset(
-        plain, headrace.FillInTheMiddle(tokens=fim_toy.tokens(), codec=fim_toy.CODEC, rate=0.8)
+    plain = megatron.GPTDataset(prefix, sequence_length=24, num_samples=400, seed=5, split="1")
+    return megatron.GPTFIMDataset(
+        plain, megatron.FillInTheMiddle(tokens=fim_toy.tokens(), codec=fim_toy.CODEC, rate=0.8)
     )
 
 

@@ -51,7 +51,7 @@ class Log:
 def uninterrupted(run: headrace.Run) -> dict[int, Hashes]:
     """The samples of every step, from a plain loader on one rank, step by step in one batch."""
     size = max(size for _, size in run.schedule.pieces)
-    loader = headrace.Loader(run, micro_batch_size=size, ranks=headrace.Ranks(0, 1))
+    loader = headrace.Loader(run, micro_batch_size=size, ranks=headrace.loader.Ranks(0, 1))
     steps: dict[int, Hashes] = {}
     for step, batch in enumerate(loader):
         hashes = sample_hashes(batch["input_ids"].numpy(), batch["labels"].numpy())

@@ -1,7 +1,14 @@
-"""Headrace feeds training runs: raw text in, shuffled, blended, exactly resumable batches out.
+"""Headrace feeds training runs: raw text and media in, model-ready batches out, shuffled, blended, exactly resumable.
 
-The public names are loaded when they are first used: ``import headrace`` imports neither torch nor any
-other heavy package.
+    headrace.prepare_text, prepare_recipe      text and records -> a store; headrace.prepare has the rest
+    headrace.open                              a store that is there, ours or another system's
+    headrace.WindowDataset, SFTDataset, ...    its samples; headrace.datasets has the rest
+    headrace.Blend, Order, Run                 several sources, their order, and which samples make step N
+    headrace.Loader                            the part of this rank, as torch tensors, resumable
+    headrace.compat                            the names of Megatron, Energon, torchtune and AstrAI
+
+Names and rooms are loaded when they are first used: ``import headrace`` imports neither torch nor any other heavy
+package.
 """
 
 from __future__ import annotations
@@ -12,193 +19,108 @@ from headrace._lazy import lazily
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace.copying import CopyOptions, convert, merge, split
+    from headrace import compat as compat
+    from headrace import copying as copying
+    from headrace import datasets as datasets
+    from headrace import encoders as encoders
+    from headrace import errors as errors
+    from headrace import loader as loader
+    from headrace import plan as plan
+    from headrace import prepare as prepare
+    from headrace import samples as samples
+    from headrace import stores as stores
+    from headrace.copying import convert, merge, split
     from headrace.datasets import (
         Blend,
-        BlendDataset,
-        Collation,
-        ConcatDataset,
-        CyclicDataset,
-        DatasetFactory,
         DocumentDataset,
-        FilledDataset,
-        GPTBlend,
-        GPTDataset,
-        GPTFIMDataset,
-        GPTMasks,
+        FramedRun,
         GroupDataset,
-        LimitDataset,
         MapDataset,
         MeasuredDataset,
-        MeasuredFacts,
         MediaDataset,
-        MixBatchDataset,
-        MockGPTDataset,
-        PackedDataset,
         PackedSequenceDataset,
         PreferenceDataset,
         PromptDataset,
-        RepeatDataset,
-        ResumableDistributedSampler,
         Run,
         ScheduledBlend,
         SFTDataset,
-        Stretch,
-        SubsetDataset,
         WindowDataset,
-        export_cache,
-        measure,
     )
-    from headrace.errors import (
-        ConfigError,
-        HeadraceError,
-        InputError,
-        MissingExtraError,
-        OutputError,
-        StaleCacheError,
-        StateError,
-        StoreError,
-        WorkerError,
-    )
-    from headrace.loader import Balance, Loader, Ranks, Reading
-    from headrace.plan import BatchSchedule, Bucketing, Order
-    from headrace.plan.megatron import FillInTheMiddle, FIMTokens, TextCodec
+    from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
+    from headrace.loader import Loader
+    from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
-    from headrace.prepare import prepare_recipe
-    from headrace.stores import IndexedDataset, IndexedDatasetBuilder, Store, open
+    from headrace.prepare import prepare_recipe, prepare_text
+    from headrace.stores import open
+
+_ROOMS = ("compat", "copying", "datasets", "encoders", "errors", "loader", "plan", "prepare", "samples", "stores")
 
 _HOMES = {
-    "Balance": "headrace.loader",
     "BatchSchedule": "headrace.plan",
     "Blend": "headrace.datasets",
-    "BlendDataset": "headrace.datasets",
-    "Bucketing": "headrace.plan",
-    "Collation": "headrace.datasets",
-    "ConcatDataset": "headrace.datasets",
     "ConfigError": "headrace.errors",
-    "CopyOptions": "headrace.copying",
-    "CyclicDataset": "headrace.datasets",
-    "DatasetFactory": "headrace.datasets",
     "DocumentDataset": "headrace.datasets",
-    "FIMTokens": "headrace.plan.megatron",
-    "FillInTheMiddle": "headrace.plan.megatron",
-    "FilledDataset": "headrace.datasets",
-    "GPTBlend": "headrace.datasets",
-    "GPTDataset": "headrace.datasets",
-    "GPTFIMDataset": "headrace.datasets",
-    "GPTMasks": "headrace.datasets",
+    "FramedRun": "headrace.datasets",
     "GroupDataset": "headrace.datasets",
     "HeadraceError": "headrace.errors",
-    "IndexedDataset": "headrace.stores",
-    "IndexedDatasetBuilder": "headrace.stores",
     "InputError": "headrace.errors",
-    "LimitDataset": "headrace.datasets",
     "Loader": "headrace.loader",
     "MapDataset": "headrace.datasets",
     "MeasuredDataset": "headrace.datasets",
-    "MeasuredFacts": "headrace.datasets",
     "MediaDataset": "headrace.datasets",
-    "MissingExtraError": "headrace.errors",
-    "MixBatchDataset": "headrace.datasets",
-    "MockGPTDataset": "headrace.datasets",
     "Order": "headrace.plan",
-    "OutputError": "headrace.errors",
-    "PackedDataset": "headrace.datasets",
     "PackedSequenceDataset": "headrace.datasets",
     "Packing": "headrace.plan.packing",
     "PreferenceDataset": "headrace.datasets",
     "PromptDataset": "headrace.datasets",
-    "Ranks": "headrace.loader",
-    "Reading": "headrace.loader",
-    "RepeatDataset": "headrace.datasets",
-    "ResumableDistributedSampler": "headrace.datasets",
     "Run": "headrace.datasets",
     "SFTDataset": "headrace.datasets",
     "ScheduledBlend": "headrace.datasets",
-    "StaleCacheError": "headrace.errors",
     "StateError": "headrace.errors",
-    "Store": "headrace.stores",
     "StoreError": "headrace.errors",
-    "Stretch": "headrace.datasets",
-    "SubsetDataset": "headrace.datasets",
-    "TextCodec": "headrace.plan.megatron",
     "WindowDataset": "headrace.datasets",
     "WorkerError": "headrace.errors",
     "convert": "headrace.copying",
-    "export_cache": "headrace.datasets",
-    "measure": "headrace.datasets",
     "merge": "headrace.copying",
     "open": "headrace.stores",
     "prepare_recipe": "headrace.prepare",
+    "prepare_text": "headrace.prepare",
     "split": "headrace.copying",
 }
 
 __all__ = [
-    "Balance",
     "BatchSchedule",
     "Blend",
-    "BlendDataset",
-    "Bucketing",
-    "Collation",
-    "ConcatDataset",
     "ConfigError",
-    "CopyOptions",
-    "CyclicDataset",
-    "DatasetFactory",
     "DocumentDataset",
-    "FIMTokens",
-    "FillInTheMiddle",
-    "FilledDataset",
-    "GPTBlend",
-    "GPTDataset",
-    "GPTFIMDataset",
-    "GPTMasks",
+    "FramedRun",
     "GroupDataset",
     "HeadraceError",
-    "IndexedDataset",
-    "IndexedDatasetBuilder",
     "InputError",
-    "LimitDataset",
     "Loader",
     "MapDataset",
     "MeasuredDataset",
-    "MeasuredFacts",
     "MediaDataset",
-    "MissingExtraError",
-    "MixBatchDataset",
-    "MockGPTDataset",
     "Order",
-    "OutputError",
-    "PackedDataset",
     "PackedSequenceDataset",
     "Packing",
     "PreferenceDataset",
     "PromptDataset",
-    "Ranks",
-    "Reading",
-    "RepeatDataset",
-    "ResumableDistributedSampler",
     "Run",
     "SFTDataset",
     "ScheduledBlend",
-    "StaleCacheError",
     "StateError",
-    "Store",
     "StoreError",
-    "Stretch",
-    "SubsetDataset",
-    "TextCodec",
     "WindowDataset",
     "WorkerError",
     "__version__",
     "convert",
-    "export_cache",
-    "measure",
     "merge",
     "open",
     "prepare_recipe",
+    "prepare_text",
     "split",
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+    __getattr__, __dir__ = lazily(__name__, _HOMES, _ROOMS)

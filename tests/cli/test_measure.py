@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace import MeasuredDataset, MeasuredFacts, Packing, measure
+from headrace import MeasuredDataset, Packing
+from headrace.datasets import MeasuredFacts, measure
 from headrace.testing.damage import other_byte
 from measured_made import Grouped, Packed, numbers, opened
 

@@ -13,9 +13,10 @@ import pytest
 import energon_made
 import headrace
 import records_made
-from headrace import Blend, Collation, Loader, MediaDataset, Order, PackedSequenceDataset, Packing, Ranks, SFTDataset
+from headrace import Blend, Loader, MediaDataset, Order, PackedSequenceDataset, Packing, SFTDataset
 from headrace.cli.origin import find_origins
-from headrace.datasets import Dataset
+from headrace.datasets import Collation, Dataset
+from headrace.loader import Ranks
 from headrace.plan import Bucketing
 
 Headrace = Any

@@ -12,9 +12,10 @@ import pytest
 import headrace
 import made
 from copies_made import GOLDEN, content, documents, drawn, files, pair, pair_bytes
+from headrace.compat.megatron import IndexedDatasetBuilder
 from headrace.copying import CopyOptions, copied_documents
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
-from headrace.stores import IndexedDatasetBuilder, KeyedWriter, load_manifest, save_manifest
+from headrace.stores import KeyedWriter, load_manifest, save_manifest
 
 
 @pytest.mark.parametrize("name", ["uint16", "multimodal"])

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace import Collation, ConfigError
-from headrace.datasets.collation import Grid
+from headrace import ConfigError
+from headrace.datasets import Collation
+from headrace.datasets.records import Grid
 
 
 @settings(max_examples=cases(20, 1_000), deadline=None)

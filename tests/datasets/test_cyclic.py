@@ -14,24 +14,11 @@ from hypothesis import strategies as st
 
 import corpora
 from counts import cases
-from headrace import (
-    Blend,
-    ConfigError,
-    CyclicDataset,
-    GPTBlend,
-    GPTDataset,
-    Loader,
-    Order,
-    PackedSequenceDataset,
-    Packing,
-    Ranks,
-    Reading,
-    Run,
-    StateError,
-    WindowDataset,
-)
+from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, Run, StateError, WindowDataset
 from headrace import open as open_store
+from headrace.compat.megatron import CyclicDataset, GPTBlend, GPTDataset
 from headrace.datasets import Dataset
+from headrace.loader import Ranks, Reading
 from headrace.plan import Share
 from headrace.plan.megatron import cyclic_batches
 

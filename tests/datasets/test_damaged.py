@@ -17,10 +17,11 @@ import corpora
 import headrace
 from counts import cases
 from energon_prepared import prepared
-from headrace.datasets import GPTDataset, MeasuredFacts
-from headrace.datasets.gpt_cache_check import CacheReading, check_cache
+from headrace.compat.megatron import GPTDataset
+from headrace.compat.megatron.caches import CacheReading, check_cache
+from headrace.datasets import MeasuredFacts
 from headrace.datasets.metadataset import load_dataset
-from headrace.datasets.run_file import read_run_file
+from headrace.datasets.tracing.run_file import read_run_file
 from headrace.encoders import Fault, read_fault_report
 from headrace.errors import InputError, StateError, StoreError
 from headrace.plan.cursor import Cursor

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import records_made
-from headrace import ConfigError, DatasetFactory, Loader, PreferenceDataset, Run, StoreError
-from headrace.datasets import load_dataset
+from headrace import ConfigError, Loader, PreferenceDataset, Run, StoreError
+from headrace.compat.astrai import DatasetFactory, load_dataset
 from headrace.testing.keyed import write_raw_keyed
 
 

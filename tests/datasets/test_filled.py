@@ -8,18 +8,15 @@ import pytest
 import corpora
 from headrace import (
     ConfigError,
-    CyclicDataset,
-    FilledDataset,
-    GPTBlend,
-    GPTDataset,
-    GPTMasks,
     Loader,
     PackedSequenceDataset,
     Packing,
-    Ranks,
     Run,
-    WindowDataset,
-)  # fmt: skip
+    WindowDataset,  # fmt: skip
+)
+from headrace.compat.megatron import CyclicDataset, GPTBlend, GPTDataset, GPTMasks
+from headrace.datasets import FilledDataset
+from headrace.loader import Ranks
 
 STEP = 12
 

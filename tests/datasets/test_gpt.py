@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import corpora
 from counts import cases
-from headrace import ConfigError, Loader, Order, Ranks, Reading, Run, StateError
-from headrace.datasets.gpt import GPTDataset
-from headrace.datasets.gpt_masks import GPTMasks, document_borders
+from headrace import ConfigError, Loader, Order, Run, StateError
+from headrace.compat.megatron.gpt import GPTDataset, GPTMasks, document_borders
+from headrace.loader import Ranks, Reading
 from headrace.plan.megatron import ReorderWarning
 
 EOD = 1

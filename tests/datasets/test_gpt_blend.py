@@ -9,10 +9,9 @@ import pytest
 
 import corpora
 from headrace import ConfigError, Loader, Order, Run
+from headrace.compat.megatron.blend import GPTBlend
+from headrace.compat.megatron.gpt import GPTDataset, GPTMasks
 from headrace.datasets import Dataset
-from headrace.datasets.gpt import GPTDataset
-from headrace.datasets.gpt_blend import GPTBlend
-from headrace.datasets.gpt_masks import GPTMasks
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.datasets import GPTBlend, GPTDataset, export_cache
-from headrace.datasets.gpt_cache_check import CacheReading, CacheVerdict, cache_at, check_cache, find_descriptions
+from headrace.compat.megatron import GPTBlend, GPTDataset, export_cache
+from headrace.compat.megatron.caches import CacheReading, CacheVerdict, cache_at, check_cache, find_descriptions
 from headrace.errors import ConfigError, OutputError, StoreError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"
@@ -120,7 +120,7 @@ def test_b6_one_sequence_got_longer() -> None:
     with headrace.open("data/web", documents="sequences") as store:
         documents = [np.array(store.document(number)) for number in range(len(store))]
     documents[3] = np.append(documents[3], 1)
-    builder = headrace.IndexedDatasetBuilder("data/web.bin", dtype=np.uint16)
+    builder = headrace.compat.megatron.IndexedDatasetBuilder("data/web.bin", dtype=np.uint16)
     for tokens in documents:
         builder.add_document(tokens, [len(tokens)])
     builder.finalize("data/web.idx")

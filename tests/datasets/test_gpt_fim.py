@@ -13,20 +13,9 @@ import pytest
 import corpora
 import fim_toy
 from fim_toy import EOD, MIDDLE, PAD, PREFIX, SUFFIX
-from headrace import (
-    ConfigError,
-    FillInTheMiddle,
-    GPTBlend,
-    GPTDataset,
-    GPTFIMDataset,
-    GPTMasks,
-    Loader,
-    Order,
-    Ranks,
-    Reading,
-    Run,
-    StateError,
-)
+from headrace import ConfigError, Loader, Order, Run, StateError
+from headrace.compat.megatron import FillInTheMiddle, GPTBlend, GPTDataset, GPTFIMDataset, GPTMasks
+from headrace.loader import Ranks, Reading
 from headrace.plan.keys import derive
 from headrace.plan.megatron import KeyedDraws, fill_in_the_middle
 

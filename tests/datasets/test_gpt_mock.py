@@ -11,18 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace import (
-    ConfigError,
-    FillInTheMiddle,
-    FIMTokens,
-    GPTFIMDataset,
-    GPTMasks,
-    Loader,
-    MockGPTDataset,
-    Order,
-    Run,
-)
-from headrace.datasets import MockStore
+from headrace import ConfigError, Loader, Order, Run
+from headrace.compat.megatron import FillInTheMiddle, FIMTokens, GPTFIMDataset, GPTMasks, MockGPTDataset, MockStore
 
 
 def plain(store: MockStore, vocab_size: int, eod: int) -> list[list[int]]:

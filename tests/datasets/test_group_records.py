@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import records_made
 from counts import cases
-from headrace import Collation, ConfigError, GroupDataset, InputError
+from headrace import ConfigError, GroupDataset, InputError
+from headrace.datasets import Collation
 
 RECORDS = records_made.groups(2, 40)
 

@@ -19,8 +19,6 @@ from counts import cases
 from headrace import (
     Blend,
     ConfigError,
-    DatasetFactory,
-    GPTDataset,
     Loader,
     MapDataset,
     Order,
@@ -33,7 +31,9 @@ from headrace import (
     stores,
 )
 from headrace.cli import main
-from headrace.datasets import CyclicDataset, DocumentDataset, FilledDataset, loss_masks
+from headrace.compat.astrai import DatasetFactory
+from headrace.compat.megatron import CyclicDataset, GPTDataset
+from headrace.datasets import DocumentDataset, FilledDataset, loss_masks
 from headrace.errors import InputError
 from headrace.loader import flatten_packed
 from headrace.plan import derive_array

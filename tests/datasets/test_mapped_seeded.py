@@ -11,21 +11,11 @@ import pytest
 import torch
 
 import corpora
-from headrace import (
-    Blend,
-    ConfigError,
-    Loader,
-    MapDataset,
-    Order,
-    PackedSequenceDataset,
-    Packing,
-    Ranks,
-    Run,
-    WindowDataset,
-)
+from headrace import Blend, ConfigError, Loader, MapDataset, Order, PackedSequenceDataset, Packing, Run, WindowDataset
 from headrace.datasets import Dataset
-from headrace.datasets.run_file import read_run_file
-from headrace.datasets.trace_faces import Sources
+from headrace.datasets.tracing.faces import Sources
+from headrace.datasets.tracing.run_file import read_run_file
+from headrace.loader import Ranks
 
 Sample = dict[str, Any]
 

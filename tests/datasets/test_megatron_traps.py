@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import corpora
-from headrace import ConfigError, GPTDataset, GPTMasks
+from headrace import ConfigError
+from headrace.compat.megatron import GPTDataset, GPTMasks, IndexedDataset
 from headrace.plan.megatron import GPTOrder, GPTSampling, order_samples
-from headrace.stores import IndexedDataset
 
 
 def part_kept_whole(prefix: Path, size: int, **options: Any) -> GPTDataset:

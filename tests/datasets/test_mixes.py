@@ -14,28 +14,12 @@ from hypothesis import strategies as st
 
 import corpora
 from counts import cases
-from headrace import (
-    BatchSchedule,
-    Blend,
-    BlendDataset,
-    ConcatDataset,
-    ConfigError,
-    LimitDataset,
-    Loader,
-    MapDataset,
-    MixBatchDataset,
-    Order,
-    Ranks,
-    RepeatDataset,
-    Run,
-    ScheduledBlend,
-    Stretch,
-    SubsetDataset,
-    WindowDataset,
-)
-from headrace.datasets import Dataset, Mix
+from headrace import BatchSchedule, Blend, ConfigError, Loader, MapDataset, Order, Run, ScheduledBlend, WindowDataset
+from headrace.compat.energon import BlendDataset, MixBatchDataset
+from headrace.datasets import ConcatDataset, Dataset, LimitDataset, Mix, RepeatDataset, Stage, SubsetDataset
 from headrace.datasets.dataset import Fields, Sample
-from headrace.datasets.homogeneous import homogeneous_samples
+from headrace.datasets.mix import homogeneous_samples
+from headrace.loader import Ranks
 from headrace.plan import Branch, IntArray, KeyArray, Leaf, Schedule, Subset, leaf_counts
 
 
@@ -194,8 +178,8 @@ def test_blocks_within_other_mixes() -> None:
     assert nested(16, lambda mix: ConcatDataset({"x": LimitDataset(mix, 48), "c": LimitDataset(C, 24)})) == 8
     assert nested(16, lambda mix: LimitDataset(mix, 40)) == 8
     assert nested(16, lambda mix: RepeatDataset(LimitDataset(mix, 32), 2.5)) == 16
-    stretches = [Stretch(until=24, weights={"x": 1}), Stretch(weights={"x": 1})]
-    assert nested(16, lambda mix: ScheduledBlend({"x": mix}, stretches, block_samples=8)) == 8
+    stages = [Stage(until=24, weights={"x": 1}), Stage(weights={"x": 1})]
+    assert nested(16, lambda mix: ScheduledBlend({"x": mix}, stages, block_samples=8)) == 8
 
 
 def test_blocks_along_a_schedule_of_any_trees() -> None:
@@ -256,12 +240,12 @@ def test_a_resume_keeps_micro_batches_whole() -> None:
 
 
 def test_weights_along_a_schedule() -> None:
-    stretches = [
-        Stretch(until=40, weights={"a": 1}),
-        Stretch(until=200, weights={"a": 1, "c": 3}),
-        Stretch(weights={"b": 1, "c": 1}),
+    stages = [
+        Stage(until=40, weights={"a": 1}),
+        Stage(until=200, weights={"a": 1, "c": 3}),
+        Stage(weights={"b": 1, "c": 1}),
     ]
-    mix = ScheduledBlend({"a": A, "b": B, "c": C}, stretches)
+    mix = ScheduledBlend({"a": A, "b": B, "c": C}, stages)
     assert mix.num_samples is None
     assert mix.num_tokens_per_sample == 1
     found = taken(mix, 400)
@@ -275,12 +259,12 @@ def test_weights_along_a_schedule() -> None:
 
 
 def test_ramps() -> None:
-    stretches = [
-        Stretch(until=1_000, weights={"a": 1}),
-        Stretch(until=11_000, weights={"c": 1}, ramp=True),
-        Stretch(weights={"c": 1}),
+    stages = [
+        Stage(until=1_000, weights={"a": 1}),
+        Stage(until=11_000, weights={"c": 1}, ramp=True),
+        Stage(weights={"c": 1}),
     ]
-    run = Run(ScheduledBlend({"a": A, "c": C}, stretches), global_batch_size=4)
+    run = Run(ScheduledBlend({"a": A, "c": C}, stages), global_batch_size=4)
     assert len(run.plan.root.children) == 102  # type: ignore[union-attr]
     sources = run.lookup(np.arange(12_000)).sources
     along = [np.mean(sources[1_000 + 1_000 * tenth :][:1_000]) for tenth in range(10)]
@@ -293,50 +277,50 @@ def test_ramps() -> None:
 
 
 def test_a_ramp_goes_on_from_a_ramp() -> None:
-    stretches = [
-        Stretch(until=100, weights={"a": 1}),
-        Stretch(until=10_100, weights={"a": 1, "c": 1}, ramp=True),
-        Stretch(until=20_100, weights={"c": 1}, ramp=True),
-        Stretch(weights={"c": 1}),
+    stages = [
+        Stage(until=100, weights={"a": 1}),
+        Stage(until=10_100, weights={"a": 1, "c": 1}, ramp=True),
+        Stage(until=20_100, weights={"c": 1}, ramp=True),
+        Stage(weights={"c": 1}),
     ]
-    sources = Run(ScheduledBlend({"a": A, "c": C}, stretches), global_batch_size=4).lookup(np.arange(20_100)).sources
+    sources = Run(ScheduledBlend({"a": A, "c": C}, stages), global_batch_size=4).lookup(np.arange(20_100)).sources
     assert np.abs(sources[100:10_100].mean() - 0.25) < 0.01
     assert np.abs(sources[10_100:].mean() - 0.75) < 0.01
 
 
 def test_sources_in_the_order_in_which_they_come() -> None:
-    mix = ScheduledBlend({"a": A, "c": C}, [Stretch(until=8, weights={"c": 1}), Stretch(weights={"a": 1})])
+    mix = ScheduledBlend({"a": A, "c": C}, [Stage(until=8, weights={"c": 1}), Stage(weights={"a": 1})])
     run = Run(mix, global_batch_size=4)
     assert run.paths == ("c", "a")
     assert run.datasets == (C, A)
 
 
 @pytest.mark.parametrize(
-    ("stretches", "message"),
+    ("stages", "message"),
     [
-        ([], "has at least one stretch"),
-        ([Stretch(until=5, weights={"a": 1})], r"the last one has none; found \[5\]"),
+        ([], "has at least one stage"),
+        ([Stage(until=5, weights={"a": 1})], r"the last one has none; found \[5\]"),
         (
-            [Stretch(weights={"a": 1}), Stretch(weights={"a": 1})],
+            [Stage(weights={"a": 1}), Stage(weights={"a": 1})],
             r"rise, and the last one has none; found \[None, None",
         ),
-        ([Stretch(until=0, weights={"a": 1}), Stretch(weights={"a": 1})], "end at samples that rise"),
-        ([Stretch(until=4, weights={"a": 1}), Stretch(until=4, weights={"a": 1}), Stretch(weights={"a": 1})], "rise"),
-        ([Stretch(until=5, weights={"a": 1}, ramp=True), Stretch(weights={"a": 1})], "first and the last .* constant"),
-        ([Stretch(until=5, weights={"a": 1}), Stretch(weights={"a": 1}, ramp=True)], "first and the last .* constant"),
-        ([Stretch(weights={"x": 1})], r"has weights of \['x'\]; the sources are \['a', 'b'\]"),
-        ([Stretch(weights={"a": -1})], "finite and not below 0"),
-        ([Stretch(weights={"a": 0})], "finite and not below 0, and one is above"),
-        ([Stretch(weights={"a": 1})], r"\['b'\] come in no stretch"),
+        ([Stage(until=0, weights={"a": 1}), Stage(weights={"a": 1})], "end at samples that rise"),
+        ([Stage(until=4, weights={"a": 1}), Stage(until=4, weights={"a": 1}), Stage(weights={"a": 1})], "rise"),
+        ([Stage(until=5, weights={"a": 1}, ramp=True), Stage(weights={"a": 1})], "first and the last .* constant"),
+        ([Stage(until=5, weights={"a": 1}), Stage(weights={"a": 1}, ramp=True)], "first and the last .* constant"),
+        ([Stage(weights={"x": 1})], r"has weights of \['x'\]; the sources are \['a', 'b'\]"),
+        ([Stage(weights={"a": -1})], "finite and not below 0"),
+        ([Stage(weights={"a": 0})], "finite and not below 0, and one is above"),
+        ([Stage(weights={"a": 1})], r"\['b'\] come in no stage"),
     ],
 )
-def test_schedules_that_are_refused(stretches: list[Stretch], message: str) -> None:
+def test_schedules_that_are_refused(stages: list[Stage], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ScheduledBlend({"a": A, "b": B}, stretches)
+        ScheduledBlend({"a": A, "b": B}, stages)
 
 
 def test_what_a_schedule_cannot_weigh() -> None:
-    ever = [Stretch(weights={"x": 1})]
+    ever = [Stage(weights={"x": 1})]
     endless = Blend({"a": A, "part": SubsetDataset(C, [0, 5])}, weights={"a": 1, "part": 1})
     assert Counter(path for path, _ in taken(ScheduledBlend({"x": endless}, ever), 10)) == {"x/a": 5, "x/part": 5}
     for wrong in (
@@ -347,8 +331,8 @@ def test_what_a_schedule_cannot_weigh() -> None:
     ):
         with pytest.raises(ConfigError, match="a dataset or an endless blend, since a pass of several would be cut"):
             ScheduledBlend({"x": wrong}, ever)
-    with pytest.raises(ConfigError, match=r"every stretch is whole blocks; stretches end at \[6, None\]"):
-        ScheduledBlend({"x": A}, [Stretch(until=6, weights={"x": 1}), *ever], block_samples=4)
+    with pytest.raises(ConfigError, match=r"every stage is whole blocks; stages end at \[6, None\]"):
+        ScheduledBlend({"x": A}, [Stage(until=6, weights={"x": 1}), *ever], block_samples=4)
 
 
 def double(sample: Sample) -> Sample:
@@ -416,8 +400,8 @@ def mixes(draw: st.DrawFn, depth: int = 3, ends: bool = True) -> Dataset | Mix:
         children: dict[str, Dataset | Mix] = {name: Numbers(draw(st.integers(1, 40))) for name in names}
         whole = {name: draw(st.integers(1, 9)) for name in names}
         last = {name: float(draw(st.integers(1, 9))) for name in names}
-        stretches = [Stretch(until=30, weights={names[0]: 1}), Stretch(until=90, weights=whole, ramp=True)]
-        return ScheduledBlend(children, [*stretches, Stretch(weights=last)])
+        stages = [Stage(until=30, weights={names[0]: 1}), Stage(until=90, weights=whole, ramp=True)]
+        return ScheduledBlend(children, [*stages, Stage(weights=last)])
     children = {name: draw(mixes(depth=depth - 1, ends=ends or draw(st.booleans()))) for name in names}
     if kind == "concat":
         return ConcatDataset(children)
@@ -467,7 +451,7 @@ def _prefixes(data: Dataset | Mix, path: str, paths: list[str]) -> None:
         due = np.arange(1, len(paths) + 1)[:, None] * np.array(data.shares) / sum(data.shares)
         assert not paths or np.abs(got - due).max() < 2 * data.block_samples
     if isinstance(data, LimitDataset | ScheduledBlend):
-        return  # what is left out of a pass, or begins anew with a stretch, is no prefix of what is below
+        return  # what is left out of a pass, or begins anew with a stage, is no prefix of what is below
     for name, child in data.children.items():
         place = f"{path}/{name}" if path and name else path or name
         _prefixes(child, place, [p for p in paths if _below(p, path, name)])

@@ -20,9 +20,10 @@ import corpora
 import headrace
 import killing
 from counts import PATIENCE_S
-from headrace import ConfigError, OutputError, PackedSequenceDataset, Packing, StoreError
+from headrace import ConfigError, PackedSequenceDataset, Packing, StoreError
 from headrace.datasets import pack_plans
 from headrace.datasets.pack_plans import StoreLengths, make_plan, plan_name
+from headrace.errors import OutputError
 from headrace.io import cache_folder
 from headrace.plan.packing import PackPlan
 from headrace.stores import Store, check_arrays, keep_arrays

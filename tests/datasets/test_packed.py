@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 import corpora
 from counts import cases
-from headrace.datasets import packed_source
-from headrace.datasets.documents import DocumentDataset
-from headrace.datasets.packed import PackedDataset
-from headrace.datasets.packed_item import PackedItem
+from headrace.compat import torchtune
+from headrace.compat.torchtune import PackedDataset, PackedItem
+from headrace.datasets.windows import DocumentDataset
 from headrace.errors import ConfigError, InputError
 
 torch = pytest.importorskip("torch")
@@ -192,7 +191,7 @@ def test_only_the_samples_of_an_item_are_read() -> None:
 
 def test_the_pass_for_lengths_ends_with_the_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     for at_once, num_read in ((1, 8), (3, 9)):
-        monkeypatch.setattr(packed_source, "_AT_ONCE", at_once)
+        monkeypatch.setattr(torchtune, "_AT_ONCE", at_once)
         for split in (False, True):
             ds = Watched([3] * 6 + [0] + [3] * 100)
             packed = PackedDataset(ds, max_seq_len=6, max_packs=3, split_across_pack=split)
@@ -313,7 +312,7 @@ def test_progress_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
 ) -> None:
     for name, value in {"_AT_ONCE": 2, "_FIRST_S": -1.0, "_EVERY_S": -1.0}.items():
-        monkeypatch.setattr(packed_source, name, value)
+        monkeypatch.setattr(torchtune, name, value)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     PackedDataset(Watched([1] * 5), max_seq_len=4)
     said = capsys.readouterr().err

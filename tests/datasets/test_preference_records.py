@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import records_made
-from headrace import Collation, ConfigError, InputError, PreferenceDataset
+from headrace import ConfigError, InputError, PreferenceDataset
+from headrace.datasets import Collation
 
 RECORDS = records_made.preferences(1, 40)
 

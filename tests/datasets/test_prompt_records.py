@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import records_made
-from headrace import Collation, ConfigError, InputError, PromptDataset
+from headrace import ConfigError, InputError, PromptDataset
+from headrace.datasets import Collation
 
 RECORDS = records_made.prompts(3, 30)
 

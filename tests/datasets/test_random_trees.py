@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import mixes_made
 from counts import cases
-from headrace import LimitDataset, Order, Run
+from headrace import Order, Run
+from headrace.datasets import LimitDataset
 from headrace.plan import Branch, Leaf, Limit, Node, Schedule, Share, micro_batches
 from mixes_made import Opened, mixes, nodes_of
 

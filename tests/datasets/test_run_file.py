@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import runs_made
 from counts import cases
 from headrace.datasets import Run
-from headrace.datasets.run_file import read_run_file
+from headrace.datasets.tracing.run_file import read_run_file
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import Branch, Bucketing, Leaf, Node, Order, Shards
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from counts import cases
-from headrace import ConfigError, ResumableDistributedSampler
-from headrace.datasets import sampler
+from headrace import ConfigError
+from headrace.compat.astrai import ResumableDistributedSampler, sampler
 
 
 @pytest.fixture

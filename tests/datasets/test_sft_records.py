@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import records_made
 from counts import cases
-from headrace import Collation, ConfigError, InputError, PackedSequenceDataset, Packing, SFTDataset
-from headrace.datasets import Run
+from headrace import ConfigError, InputError, PackedSequenceDataset, Packing, SFTDataset
+from headrace.datasets import Collation, Run
 
 RECORDS = records_made.sft(0, 60)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import records_made
 from counts import cases
 from headrace import ConfigError, Loader, Run
-from headrace.datasets import StreamWindows
+from headrace.compat.astrai import StreamWindows
 from headrace.stores import Store, open_keys
 
 GOLDEN = [  # N, window, stride -> windows, the last one

@@ -9,19 +9,8 @@ from typing import Any
 import pytest
 
 import records_made
-from headrace import (
-    Blend,
-    Collation,
-    ConfigError,
-    Loader,
-    Order,
-    PackedSequenceDataset,
-    Packing,
-    PromptDataset,
-    Run,
-    SFTDataset,
-)
-from headrace.datasets import supervision
+from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, PromptDataset, Run, SFTDataset
+from headrace.datasets import Collation, supervision
 
 IN_ORDER = Order(kind="none")
 

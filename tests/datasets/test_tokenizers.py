@@ -10,8 +10,10 @@ import pytest
 
 import corpora
 import headrace
-from headrace import Blend, ConfigError, GPTBlend, GPTDataset, WindowDataset
-from headrace.datasets import FilledDataset, StreamWindows
+from headrace import Blend, ConfigError, WindowDataset
+from headrace.compat.astrai import StreamWindows
+from headrace.compat.megatron import GPTBlend, GPTDataset
+from headrace.datasets import FilledDataset
 from headrace.stores import IndexedStore, TokenizerInfo, open_keys, save_manifest
 from headrace.testing.indexed import vouch_for
 

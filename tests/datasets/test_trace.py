@@ -17,8 +17,8 @@ import runs_made
 import slots
 from counts import cases, python_steps
 from headrace.datasets import Run
-from headrace.datasets.trace_answers import Topology
-from headrace.datasets.trace_history import Chapter, History
+from headrace.datasets.tracing.answers import Topology
+from headrace.datasets.tracing.history import Chapter, History
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Bucketing, Cursor, Leaf, Limit, Node, Order, Share, micro_batches
 from headrace.plan.split import taken_by
@@ -237,7 +237,7 @@ def test_many_epochs_of_which_samples_are_left_out(monkeypatch: pytest.MonkeyPat
     run = Run(runs_made.Tree(Limit("few", Leaf("few", 10), 3)), global_batch_size=5, samples=3_000)
     whole = run.trace_sample("few", 4, limit=3)
     assert (whole.until_step, whole.notes) == (600, ())
-    monkeypatch.setattr("headrace.datasets.trace.MAX_EPOCHS", 64)
+    monkeypatch.setattr("headrace.datasets.tracing.trace.MAX_EPOCHS", 64)
     some = run.trace_sample("few", 4, limit=3)
     assert some.shown == whole.shown
     assert 3 < some.count < whole.count
@@ -275,7 +275,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
 
 
 def test_a_great_run_is_traced_at_once(tmp_path: Path) -> None:
-    from headrace.datasets.run_file import read_run_file
+    from headrace.datasets.tracing.run_file import read_run_file
     from headrace.plan import Branch, Shards, quantised
 
     sources = tuple(

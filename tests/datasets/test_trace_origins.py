@@ -12,11 +12,7 @@ import corpora
 import energon_made
 import records_made
 from headrace import (
-    Collation,
     ConfigError,
-    CyclicDataset,
-    FilledDataset,
-    GPTDataset,
     MapDataset,
     MediaDataset,
     Order,
@@ -26,8 +22,10 @@ from headrace import (
     SFTDataset,
     WindowDataset,
 )
-from headrace.datasets import Dataset, StreamWindows
-from headrace.datasets.trace_origins import Origins
+from headrace.compat.astrai import StreamWindows
+from headrace.compat.megatron import CyclicDataset, GPTDataset
+from headrace.datasets import Collation, Dataset, FilledDataset
+from headrace.datasets.dataset import Origins
 
 KEYS = np.array([0, 1, 2**63 + 12345], dtype=np.uint64)
 
@@ -178,7 +176,7 @@ def test_a_document_of_many_epochs(corpus: list[corpora.Corpus], monkeypatch: py
     document = int(corpus[0].documents[700])
     whole = run.history.sample(".", document=document, until_step=300, limit=2)
     assert whole.count > 100
-    monkeypatch.setattr("headrace.datasets.trace_history._MAX_LOOKS", 20)
+    monkeypatch.setattr("headrace.datasets.tracing.history._MAX_LOOKS", 20)
     some = run.history.sample(".", document=document, until_step=300, limit=2)
     assert some.shown == whole.shown
     assert some.count == run.history.sample(".", document=document, until_step=some.until_step).count < whole.count

@@ -111,7 +111,7 @@ def test_case_13_a_folder_of_records_with_its_configuration() -> None:
     for kind, config in (("seq", {"input": {"sections": TEXT_SECTION}}), ("sft", CHAT)):
         records = [{"text": "a mill " * 9}, {"text": "a wheel " * 9}] if kind == "seq" else TALKS
         path = prepared(config, records, kind, output={"position_ids_mode": "doc_reset"})
-        dataset = headrace.DatasetFactory.load(kind, path, 8)
+        dataset = headrace.compat.astrai.DatasetFactory.load(kind, path, 8)
         assert {tuple(value.shape) for value in dataset[0].values()} == {(8,)}
         assert len(headrace.open(path)) == 2
 
@@ -128,7 +128,7 @@ def test_case_14_pairs_with_the_old_name_of_the_prompt() -> None:
     with faults.small_run():
         manifest = recipe_runs.prepare(recipe, Path(), Path("out"))
     assert [error.line for error in manifest.errors] == [2]
-    dataset = headrace.DatasetFactory.load("dpo", "out", 8)
+    dataset = headrace.compat.astrai.DatasetFactory.load("dpo", "out", 8)
     assert len(dataset) == 2
     for item in (dataset[0], dataset[1]):
         for side in ("chosen", "rejected"):
@@ -143,7 +143,7 @@ def test_case_15_groups_of_different_sizes(tmp_path: Path) -> None:
         {"prompts": [10, 11], "responses": [12, 13], "masks": [1] * 2, "response_lengths": [1, 1]},
     ]
     groups[0]["rewards"], groups[1]["rewards"] = [1.0, 0.5, 0.25], [0.75, 0.5]
-    dataset = headrace.DatasetFactory.load("grpo", records_made.write(tmp_path / "groups", groups), 8)
+    dataset = headrace.compat.astrai.DatasetFactory.load("grpo", records_made.write(tmp_path / "groups", groups), 8)
     assert [len(dataset[number]["responses"]) for number in range(2)] == [3, 2]
     records = dataset.dataset
     batch = collate_fn(records)([records[0], records[1]])

@@ -69,7 +69,7 @@ def prepare(layout: str, kind: str, more: str = "", count: int = COUNT) -> dict[
 
 
 def dataset_of(kind: str, store: Store) -> Dataset:
-    collation = headrace.Collation(multiple_of=4, padding_idx=7)
+    collation = headrace.datasets.Collation(multiple_of=4, padding_idx=7)
     if kind == "seq":
         return headrace.WindowDataset(store, window_tokens=WINDOW)
     classes = {
@@ -127,7 +127,7 @@ def fed(run: headrace.Run, kind: str, lives: list[tuple[int, int, int]]) -> dict
     for world_size, micro_batch_size, micro_steps in lives:
         states = []
         for rank in range(world_size):
-            ranks = headrace.Ranks(rank, world_size)
+            ranks = headrace.loader.Ranks(rank, world_size)
             loader = headrace.Loader(run, micro_batch_size=micro_batch_size, ranks=ranks)
             if state is not None:
                 loader.load_state_dict(json.loads(json.dumps(state)))
@@ -228,12 +228,12 @@ def test_every_format_feeds_the_same(layout: str) -> None:
 @pytest.mark.parametrize("bucketed", [False, True])
 def test_the_labels_of_a_step_are_known_without_asking_other_ranks(bucketed: bool) -> None:
     prepare("messages", "sft", "length: {max_tokens: 60, truncate: keep_start}\n")
-    bucketing = headrace.Bucketing(window_steps=3) if bucketed else None
+    bucketing = headrace.plan.Bucketing(window_steps=3) if bucketed else None
     run = make_run("sft", bucketing=bucketing)
     by_step: dict[int, int] = {}
     told: dict[int, set[int]] = {}
     for rank in range(3):
-        for batch in headrace.Loader(run, micro_batch_size=1, ranks=headrace.Ranks(rank, 3)):
+        for batch in headrace.Loader(run, micro_batch_size=1, ranks=headrace.loader.Ranks(rank, 3)):
             if len(batch["sample_positions"]):
                 step = int(batch["sample_positions"][0]) // GLOBAL
                 labels = int((batch["labels"] != -100).sum())
@@ -260,7 +260,9 @@ def test_the_same_conversations_packed() -> None:
         state = None
         for world_size, micro_batch_size, micro_steps in lives:
             for rank in range(world_size):
-                loader = headrace.Loader(run, micro_batch_size=micro_batch_size, ranks=headrace.Ranks(rank, world_size))
+                loader = headrace.Loader(
+                    run, micro_batch_size=micro_batch_size, ranks=headrace.loader.Ranks(rank, world_size)
+                )
                 if state is not None:
                     loader.load_state_dict(state)
                 for batch in itertools.islice(loader, micro_steps):

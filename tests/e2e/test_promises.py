@@ -94,7 +94,7 @@ def test_a_mask_that_cannot_be_right_ends_the_build_or_is_a_counted_drop(reason:
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, headrace.Store]:
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, headrace.stores.Store]:
     """One for each training type."""
     found = {}
     for kind, layout in (("sft", "messages"), ("dpo", "preference"), ("grpo", "group"), ("prompt", "prompt")):
@@ -152,7 +152,7 @@ def test_ids_beyond_the_vocabulary_are_found_in_every_key_of_ids(store_format: s
     assert all("is outside of the vocabulary, 0 to 99" in problem["message"] for problem in problems)
 
 
-def datasets(stores: dict[str, headrace.Store]) -> dict[str, Any]:
+def datasets(stores: dict[str, headrace.stores.Store]) -> dict[str, Any]:
     packing = headrace.Packing(max_seq_len=180)
     return {
         "sft": headrace.SFTDataset(stores["sft"]),
@@ -167,7 +167,7 @@ def datasets(stores: dict[str, headrace.Store]) -> dict[str, Any]:
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("kind", ["sft", "packed", "windows", "dpo", "grpo", "prompt"])
 def test_what_is_changed_in_place_changes_nothing_later(
-    stores: dict[str, headrace.Store], kind: str, num_threads: int
+    stores: dict[str, headrace.stores.Store], kind: str, num_threads: int
 ) -> None:
     run = headrace.Run(
         datasets(stores)[kind], global_batch_size=3, order=headrace.Order(kind="none"), epochs=3, drop_last=True
@@ -175,7 +175,7 @@ def test_what_is_changed_in_place_changes_nothing_later(
 
     def batches(*, ruined: bool) -> list[Any]:
         found = []
-        for batch in headrace.Loader(run, micro_batch_size=2, reading=headrace.Reading(num_threads=num_threads)):
+        for batch in headrace.Loader(run, micro_batch_size=2, reading=headrace.loader.Reading(num_threads=num_threads)):
             found.append({name: v.tolist() if torch.is_tensor(v) else repr(v) for name, v in batch.items()})
             if ruined:
                 for name, value in batch.items():
@@ -192,11 +192,11 @@ def test_what_is_changed_in_place_changes_nothing_later(
 @settings(max_examples=cases(10, 200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 8), st.sampled_from(["sft", "packed"]), st.booleans())
 def test_gradients_of_any_split_are_those_of_the_whole_step(
-    stores: dict[str, headrace.Store], ranks: int, micro: int, size: int, kind: str, bucketed: bool
+    stores: dict[str, headrace.stores.Store], ranks: int, micro: int, size: int, kind: str, bucketed: bool
 ) -> None:
     """In 64 bits, without anything said between ranks; the step at once is that of its documents, one by one."""
     dataset, store = datasets(stores)[kind], stores["sft"]
-    bucketing = headrace.Bucketing(window_steps=2) if bucketed and kind == "sft" else None
+    bucketing = headrace.plan.Bucketing(window_steps=2) if bucketed and kind == "sft" else None
     run = headrace.Run(dataset, global_batch_size=size, order=headrace.Order(seed=2), epochs=1, bucketing=bucketing)
     weights = np.sin(np.linspace(-9, 9, 20 * 30)).reshape(20, 30)
 
@@ -213,7 +213,7 @@ def test_gradients_of_any_split_are_those_of_the_whole_step(
 
     split: dict[int, Any] = {}
     for rank in range(ranks):
-        for batch in headrace.Loader(run, micro_batch_size=micro, ranks=headrace.Ranks(rank, ranks)):
+        for batch in headrace.Loader(run, micro_batch_size=micro, ranks=headrace.loader.Ranks(rank, ranks)):
             if len(batch["sample_positions"]):
                 step = int(batch["sample_positions"][0]) // size
                 ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from encoder_ported import NumberEncoder, NumberSample, cook_number
-from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Reading, Run, StoreError
+from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, StoreError
 from headrace.datasets import EncodedDataset
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.encoders import (
@@ -27,6 +27,7 @@ from headrace.encoders import (
     stateless,
 )
 from headrace.errors import DecodeError, SampleError
+from headrace.loader import Reading
 from headrace.stores import EnergonStore, JoinedStore
 from headrace.stores.energon import JoinColumn, write_join
 

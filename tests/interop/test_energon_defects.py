@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from PIL import Image
 
 from energon_made import write_shards
-from headrace import Loader, MediaDataset, Order, Ranks, Run
+from headrace import Loader, MediaDataset, Order, Run
 from headrace.cli import main
 from headrace.errors import InputError
+from headrace.loader import Ranks
 from headrace.plan.subset import Subset
 from headrace.prepare.energon import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice, prepare_energon
 from headrace.stores import EnergonStore

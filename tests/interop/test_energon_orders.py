@@ -11,7 +11,7 @@ import pytest
 
 from counts import cases
 from headrace import StateError
-from headrace.loader.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from interop import energon_peer
 from interop.energon_live import metadataset, our_loader, steps, take, texts, their_loader
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from counts import cases
-from headrace.datasets import GPTBlend, GPTDataset, export_cache
-from headrace.datasets.gpt_cache_check import CacheReading, CacheVerdict, check_cache, find_descriptions
+from headrace.compat.megatron import GPTBlend, GPTDataset, export_cache
+from headrace.compat.megatron.caches import CacheReading, CacheVerdict, check_cache, find_descriptions
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
 

@@ -15,9 +15,8 @@ import torch
 import headrace.stores as stores
 import warm
 from counts import PATIENCE_S, cases
+from headrace.compat.megatron.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from headrace.errors import StoreError
-from headrace.stores.indexed.builder import IndexedDatasetBuilder
-from headrace.stores.indexed.dataset import IndexedDataset
 from headrace.testing.indexed import write_raw
 
 pytestmark = pytest.mark.interop

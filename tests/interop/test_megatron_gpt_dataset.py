@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from counts import cases
-from headrace.datasets.gpt import GPTDataset
-from headrace.datasets.gpt_blend import GPTBlend
-from headrace.datasets.gpt_masks import GPTMasks
+from headrace.compat.megatron.blend import GPTBlend
+from headrace.compat.megatron.gpt import GPTDataset, GPTMasks
 
 pytestmark = pytest.mark.interop
 

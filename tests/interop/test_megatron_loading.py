@@ -11,7 +11,9 @@ import torch
 
 import corpora
 from counts import cases
-from headrace import BatchSchedule, CyclicDataset, GPTDataset, Loader, Order, Ranks, Reading, Run
+from headrace import BatchSchedule, Loader, Order, Run
+from headrace.compat.megatron import CyclicDataset, GPTDataset
+from headrace.loader import Ranks, Reading
 
 pytestmark = pytest.mark.interop
 

@@ -13,8 +13,8 @@ import torch
 
 import corpora
 from counts import cases
-from headrace import GPTDataset, GPTMasks, MockGPTDataset, Run
-from headrace.datasets import MockStore
+from headrace import Run
+from headrace.compat.megatron import GPTDataset, GPTMasks, MockGPTDataset, MockStore
 
 pytestmark = pytest.mark.interop
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace.datasets.packed import PackedDataset
+from headrace.compat.torchtune import PackedDataset
 from interop.oracles import Torchtune, torchtune
 
 pytestmark = pytest.mark.interop

@@ -80,7 +80,7 @@ class Kit:
             **({"ref_model": self.model()} if kind == "DPO" else {}),
         )
 
-    def store(self, records: list[dict[str, Any]], recipe: str) -> headrace.Store:
+    def store(self, records: list[dict[str, Any]], recipe: str) -> headrace.stores.Store:
         """The same records by a recipe."""
         data = recipe_runs.write_lines(self.folder / "data.jsonl", records)
         recipe += f"\ninputs: {data}\ntokenizer: {self.folder}\n"
@@ -107,7 +107,7 @@ def theirs(trainer: Any) -> list[tuple[list[int], list[int]]]:
     return [(row["input_ids"], row["labels"]) for row in trainer.train_dataset]
 
 
-def ours(store: headrace.Store) -> list[tuple[list[int], list[int]]]:
+def ours(store: headrace.stores.Store) -> list[tuple[list[int], list[int]]]:
     dataset = headrace.SFTDataset(store, labels="same")
     items = (dataset[number] for number in range(len(dataset)))
     return [(item["input_ids"].tolist(), item["labels"].tolist()) for item in items]

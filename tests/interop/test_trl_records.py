@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import records_made
 from counts import cases
-from headrace import Collation, PreferenceDataset, SFTDataset
+from headrace import PreferenceDataset, SFTDataset
+from headrace.datasets import Collation
 from headrace.loader import collate_fn
 
 pytestmark = pytest.mark.interop

@@ -15,10 +15,11 @@ import corpora
 import headrace
 from headrace import prepare, stores
 from headrace.cli import COMMANDS, main
+from headrace.compat import astrai, megatron
+from headrace.compat.astrai import stores as files
 from headrace.datasets import MediaDataset
-from headrace.datasets.astrai import files
 from headrace.datasets.metadataset import load_dataset, prepare_metadataset
-from headrace.datasets.run_file import read_run_file
+from headrace.datasets.tracing.run_file import read_run_file
 from headrace.errors import ConfigError
 from headrace.io import check_local
 from headrace.loader import load_recipe
@@ -93,7 +94,7 @@ def _some(param: click.Parameter) -> str:
 
 
 def gpt(path: Any) -> Any:
-    return headrace.GPTDataset(path, sequence_length=8)
+    return megatron.GPTDataset(path, sequence_length=8)
 
 
 DOORS: dict[str, Callable[[Any], Any]] = {
@@ -101,20 +102,20 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "open_tokens": stores.open_tokens,
     "open_keys": stores.open_keys,
     "open of a list": lambda path: headrace.open([path]),
-    "IndexedDataset": headrace.IndexedDataset,
-    "IndexedDataset.exists": headrace.IndexedDataset.exists,
-    "IndexedDatasetBuilder": headrace.IndexedDatasetBuilder,
+    "IndexedDataset": megatron.IndexedDataset,
+    "IndexedDataset.exists": megatron.IndexedDataset.exists,
+    "IndexedDatasetBuilder": megatron.IndexedDatasetBuilder,
     "IndexedStore": stores.IndexedStore,
     "KeyedStore": stores.KeyedStore,
     "load_manifest": stores.load_manifest,
     "GPTDataset": gpt,
-    "GPTBlend.of": lambda path: headrace.GPTBlend.of(path, num_samples=None, build=lambda prefix, _: gpt(prefix)),
-    "export_cache": lambda path: headrace.export_cache(None, tokenizer={}, path_to_cache=path),  # type: ignore[arg-type]
+    "GPTBlend.of": lambda path: megatron.GPTBlend.of(path, num_samples=None, build=lambda prefix, _: gpt(prefix)),
+    "export_cache": lambda path: megatron.export_cache(None, tokenizer={}, path_to_cache=path),  # type: ignore[arg-type]
     "MediaDataset.open": MediaDataset.open,
-    "MeasuredFacts.open": headrace.MeasuredFacts.open,
+    "MeasuredFacts.open": headrace.datasets.MeasuredFacts.open,
     "load_dataset": load_dataset,
     "prepare_metadataset": prepare_metadataset,
-    "DatasetFactory.load": lambda path: headrace.DatasetFactory.load("seq", path, 8),
+    "DatasetFactory.load": lambda path: astrai.DatasetFactory.load("seq", path, 8),
     "save_h5": lambda path: files.save_h5(path, "x", {}),
     "load_h5": files.load_h5,
     "save_bin": lambda path: files.save_bin(path, {}),

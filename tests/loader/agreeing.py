@@ -18,33 +18,33 @@ def main(store: str, meeting: str, rank: str, world_size: str, case: str) -> Non
     seed = int(rank) if case == "recipe" else 0
     data = headrace.WindowDataset(headrace.open(store), window_tokens=8)
     run = headrace.Run(data, global_batch_size=8, order=headrace.Order(seed=seed))
-    ranks = headrace.Ranks(int(rank), int(world_size))
+    ranks = headrace.loader.Ranks(int(rank), int(world_size))
     said: dict[str, object] = {}
     if case == "mesh":
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        ranks = headrace.Ranks.from_mesh(mesh, "dp")
-        group = headrace.Ranks.from_group(mesh.get_group("dp"))
-        flat = headrace.Ranks.from_mesh(mesh, "dp", "tp")
+        ranks = headrace.loader.Ranks.from_mesh(mesh, "dp")
+        group = headrace.loader.Ranks.from_group(mesh.get_group("dp"))
+        flat = headrace.loader.Ranks.from_mesh(mesh, "dp", "tp")
         said = {"mesh": [ranks.rank, ranks.world_size], "group": [group.rank, group.world_size]}
         said["flat"] = [flat.rank, flat.world_size]
-        assert headrace.Ranks.from_mesh(mesh) == ranks
+        assert headrace.loader.Ranks.from_mesh(mesh) == ranks
         for name, dims, other in (("unknown", ("cp",), mesh), ("unnamed", (), init_device_mesh("cpu", (2, 2)))):
             try:
-                headrace.Ranks.from_mesh(other, *dims)
+                headrace.loader.Ranks.from_mesh(other, *dims)
             except headrace.ConfigError as error:
                 said[name] = str(error)
     if case == "detect":
-        ranks = headrace.Ranks.detect()
+        ranks = headrace.loader.Ranks.detect()
         said["detected"] = [ranks.rank, ranks.world_size]
         os.environ.update(RANK="1", WORLD_SIZE="3")
         try:
-            headrace.Ranks.detect()
+            headrace.loader.Ranks.detect()
         except headrace.ConfigError as error:
             said["contradiction"] = str(error)
     if case == "same rank":
-        ranks = headrace.Ranks(0, 2)
+        ranks = headrace.loader.Ranks(0, 2)
     if case == "world size":
-        ranks = headrace.Ranks(int(rank), 2 + int(rank))
+        ranks = headrace.loader.Ranks(int(rank), 2 + int(rank))
     micro_batch_size = 2 + int(rank) if case == "micro-batch" else 2
     loader = headrace.Loader(run, micro_batch_size=micro_batch_size, ranks=ranks)
     if case == "position" and rank == "1":

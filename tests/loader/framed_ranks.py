@@ -19,7 +19,7 @@ import headrace
 def main(place: str, meeting: str, rank: str, world_size: str, samples: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(world_size))
     run = framed_made.framed_run("singles", [Path(place)], samples=int(samples))
-    loader = headrace.Loader(run, micro_batch_size=1, ranks=headrace.Ranks(int(rank), int(world_size)))
+    loader = headrace.Loader(run, micro_batch_size=1, ranks=headrace.loader.Ranks(int(rank), int(world_size)))
     taken, state = [], None
     for micro_step, batch in enumerate(loader):
         # The gradients of a step; a collective of the loader in another order than on the other rank would stop both.

@@ -15,11 +15,7 @@ from hypothesis import strategies as st
 import records_made
 from counts import cases
 from headrace import (
-    Balance,
     Blend,
-    BlendDataset,
-    Bucketing,
-    Collation,
     ConfigError,
     Loader,
     MapDataset,
@@ -27,15 +23,15 @@ from headrace import (
     PackedSequenceDataset,
     Packing,
     PreferenceDataset,
-    Ranks,
-    Reading,
     Run,
     SFTDataset,
     StateError,
     WindowDataset,
 )
-from headrace.datasets import Dataset
-from headrace.plan import balanced, costs_of
+from headrace.compat.energon import BlendDataset
+from headrace.datasets import Collation, Dataset
+from headrace.loader import Balance, Ranks, Reading
+from headrace.plan import Bucketing, balanced, costs_of
 from headrace.stores import KeyedStore
 from headrace.testing.keyed import write_keyed
 from runs_made import Numbers

@@ -18,11 +18,11 @@ import framed_made
 import media_texts
 import runs_made
 from counts import cases
-from headrace import Balance, Blend, ConfigError, Loader, MediaDataset, Order, Ranks, Reading, Run, StateError
-from headrace.datasets import BlendDataset, Framed, FramedRun, Topology, WindowDataset
+from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, StateError
+from headrace.compat.energon import BlendDataset, WorkerConfig, get_savable_loader, get_train_dataset
+from headrace.datasets import Framed, FramedRun, Topology, WindowDataset
 from headrace.encoders import TaskEncoder, stateless
-from headrace.loader import merge_state_dicts
-from headrace.loader.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from headrace.loader import Balance, Ranks, Reading, merge_state_dicts
 from headrace.plan import Branch, Bucketing, Leaf, Share, micro_batches, quantised
 from headrace.plan.framed import BestFit, Lanes, lanes_key
 from headrace.plan.recipe import undrawn

@@ -20,12 +20,8 @@ import media_texts
 import warm
 from counts import PATIENCE_S, cases
 from headrace import Blend, ConfigError, MediaDataset, StateError
-from headrace.datasets import Dataset
-from headrace.datasets.concat import ConcatDataset
-from headrace.datasets.lengths import SubsetDataset
-from headrace.datasets.mix import Mix
-from headrace.datasets.mixing import BlendDataset
-from headrace.loader.energon import (
+from headrace.compat.energon import (
+    BlendDataset,
     EnergonDataset,
     EnergonLoader,
     WorkerConfig,
@@ -35,6 +31,9 @@ from headrace.loader.energon import (
     get_val_dataset,
     get_val_datasets,
 )
+from headrace.datasets import Dataset
+from headrace.datasets.lengths import ConcatDataset, SubsetDataset
+from headrace.datasets.mix import Mix
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "energon_order" / "orders.json"
 CASES = json.loads(GOLDEN.read_text())
@@ -323,7 +322,7 @@ def test_the_first_batch_after_a_resume_reads_one_batch(root: Path, monkeypatch:
 
 TRAINING = """
 import json, sys
-from headrace.loader.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from headrace.samples.media import TextSample
 
 root, log, workers = sys.argv[1:]

@@ -13,6 +13,16 @@ import torch
 
 import media_texts
 from headrace import Blend, ConfigError, MediaDataset
+from headrace.compat.energon import (
+    EnergonDataset,
+    EnergonLoader,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
 from headrace.datasets import EncodedDataset
 from headrace.datasets.lengths import LimitDataset, RepeatDataset, SubsetDataset
 from headrace.encoders import (
@@ -23,16 +33,6 @@ from headrace.encoders import (
     basic_sample_keys,
     edataclass,
     stateless,
-)
-from headrace.loader.energon import (
-    EnergonDataset,
-    EnergonLoader,
-    WorkerConfig,
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    get_val_datasets,
 )
 
 SLICES: dict[str, Any] = {"max_samples_per_sequence": 4, "parallel_shard_iters": 3}

@@ -13,10 +13,7 @@ import framed_encoders
 import warm
 from counts import PATIENCE_S
 from headrace import Blend, ConfigError, MediaDataset, StateError
-from headrace.datasets import Framed
-from headrace.encoders import Cooker, DefaultTaskEncoder, ErrorPolicy, SkipSample, TaskEncoder, stateless
-from headrace.loader import merge_state_dicts, read_fault_report
-from headrace.loader.energon import (
+from headrace.compat.energon import (
     EnergonDataset,
     EnergonLoader,
     WorkerConfig,
@@ -26,6 +23,9 @@ from headrace.loader.energon import (
     get_val_dataset,
     get_val_datasets,
 )
+from headrace.datasets import Framed
+from headrace.encoders import Cooker, DefaultTaskEncoder, ErrorPolicy, SkipSample, TaskEncoder, stateless
+from headrace.loader import merge_state_dicts, read_fault_report
 from headrace.plan.framed import BestFit
 
 LANES = 12

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import framed_encoders
 from counts import cases
-from headrace import Loader, MediaDataset, Order, Ranks, Reading, Run
+from headrace import Loader, MediaDataset, Order, Run
 from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun
 from headrace.encoders import Cooker, ErrorPolicy, Fault, TaskEncoder, stateless
 from headrace.errors import ConfigError, DecodeError, InputError, OutputError, SampleError
-from headrace.loader import merge_state_dicts, read_fault_report
+from headrace.loader import Ranks, Reading, merge_state_dicts, read_fault_report
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

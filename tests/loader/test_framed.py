@@ -19,10 +19,10 @@ import framed_made
 import media_texts
 import warm
 from counts import PATIENCE_S
-from headrace import Balance, ConfigError, Loader, MediaDataset, Order, Ranks, Reading, Run, StateError, WorkerError
+from headrace import ConfigError, Loader, MediaDataset, Order, Run, StateError, WorkerError
 from headrace.datasets import Framed, FramedRun
 from headrace.encoders import DefaultTaskEncoder, TaskEncoder, stateless
-from headrace.loader import merge_state_dicts
+from headrace.loader import Balance, Ranks, Reading, merge_state_dicts
 from headrace.loader.framed.parts import LaneReader, parts
 from headrace.plan import Share
 from headrace.plan.framed import beginning, states_from_dict

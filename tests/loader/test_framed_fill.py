@@ -11,7 +11,7 @@ import pytest
 import media_texts
 from headrace import Loader, MediaDataset, Order
 from headrace.datasets import Framed, FramedRun
-from headrace.datasets.encoded.frame_journal import read_journals
+from headrace.datasets.encoded.framed_run import read_journals
 from headrace.encoders import TaskEncoder, stateless
 from headrace.plan.framed import OLDEST, BestFit
 

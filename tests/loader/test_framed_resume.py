@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import framed_made
 import media_texts
 from counts import cases
-from headrace import Loader, Order, Ranks, Reading
+from headrace import Loader, Order
 from headrace.datasets.encoded.framed_run import FramedRun
-from headrace.loader import merge_state_dicts
+from headrace.loader import Ranks, Reading, merge_state_dicts
 from headrace.loader.framed import feed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

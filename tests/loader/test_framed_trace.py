@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 import framed_made
 import media_texts
-from headrace import ConfigError, Loader, Ranks, Reading, Run, StateError
+from headrace import ConfigError, Loader, Run, StateError
 from headrace.cli import main
 from headrace.datasets import FramedRun, Topology
-from headrace.datasets.run_file import read_run_file
-from headrace.datasets.trace_answers import TracedUnit
-from headrace.datasets.trace_faces import Sources
-from headrace.loader import merge_state_dicts
+from headrace.datasets.tracing.answers import TracedUnit
+from headrace.datasets.tracing.faces import Sources
+from headrace.datasets.tracing.run_file import read_run_file
+from headrace.loader import Ranks, Reading, merge_state_dicts
 
 STEPS = 9
 FORK = {"start_method": "fork", "pin_memory": False}

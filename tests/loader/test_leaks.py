@@ -18,8 +18,8 @@ import headrace
 import packs_made
 from attention_model import Attention, Model
 from counts import cases
-from headrace import Loader, Order, PackedSequenceDataset, Packing, Ranks, Run
-from headrace.loader import attention
+from headrace import Loader, Order, PackedSequenceDataset, Packing, Run
+from headrace.loader import Ranks, attention
 from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.segments import context_parallel_indices, context_parallel_order
 from packs_made import Piece

@@ -15,7 +15,8 @@ import torch
 
 import corpora
 from counts import PATIENCE_S
-from headrace import Blend, ConfigError, Loader, Order, Ranks, Reading, Run, StateError, WindowDataset
+from headrace import Blend, ConfigError, Loader, Order, Run, StateError, WindowDataset
+from headrace.loader import Ranks, Reading
 from headrace.loader.buffers import Buffers
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]

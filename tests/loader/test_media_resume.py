@@ -23,7 +23,9 @@ from hypothesis import strategies as st
 import mixes_made
 import slots
 from counts import cases
-from headrace import LimitDataset, Loader, Order, Ranks, Reading, Run
+from headrace import Loader, Order, Run
+from headrace.datasets import LimitDataset
+from headrace.loader import Ranks, Reading
 from mixes_made import COUNTS, Drawn, Opened, expected, mixes, name_of, nodes_of, trimmed
 
 MAX_POSITIONS = 300

@@ -16,7 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from headrace import Loader, MediaDataset, Order, Reading, Run
+from headrace import Loader, MediaDataset, Order, Run
+from headrace.loader import Reading
 from headrace.loader.buffers import Blocks
 from headrace.loader.ragged import Cost
 from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, Pace, Span

@@ -17,12 +17,10 @@ from headrace import (
     Order,
     PackedSequenceDataset,
     Packing,
-    Ranks,
-    Reading,
     Run,
     WindowDataset,
 )
-from headrace.loader import collating
+from headrace.loader import Ranks, Reading, collating
 from headrace.plan.packed_check import check_step
 
 PACKING = Packing(max_seq_len=24, over_long="split")

@@ -17,24 +17,21 @@ import records_made
 from counts import cases
 from headrace import (
     Blend,
-    Bucketing,
-    Collation,
     ConfigError,
-    CyclicDataset,
     GroupDataset,
     Loader,
     Order,
     PreferenceDataset,
     PromptDataset,
-    Ranks,
-    Reading,
     Run,
     SFTDataset,
     StateError,
     WindowDataset,
 )
-from headrace.datasets import RecordDataset
-from headrace.loader import collate_fn
+from headrace.compat.megatron import CyclicDataset
+from headrace.datasets import Collation, RecordDataset
+from headrace.loader import Ranks, Reading, collate_fn
+from headrace.plan import Bucketing
 
 COUNT = 37
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3), Reading(num_workers=2)]
@@ -252,7 +249,7 @@ def test_batches_do_not_share_memory(datasets: dict[str, RecordDataset]) -> None
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataloader_of_your_own(datasets: dict[str, RecordDataset], workers: int) -> None:
-    from headrace import ResumableDistributedSampler
+    from headrace.compat.astrai import ResumableDistributedSampler
 
     for kind in KINDS if not workers else ["grpo"]:
         dataset = datasets[kind]

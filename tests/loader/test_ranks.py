@@ -10,7 +10,8 @@ import pytest
 import corpora
 import warm
 from counts import PATIENCE_S
-from headrace import ConfigError, Ranks
+from headrace import ConfigError
+from headrace.loader import Ranks
 
 WORKER = Path(__file__).parent / "agreeing.py"
 

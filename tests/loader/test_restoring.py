@@ -13,10 +13,11 @@ import torch
 import framed_encoders
 import measured_made
 import media_texts
-from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Reading, Run, measure
-from headrace.datasets import EncodedDataset, FramedRun, MeasuredDataset
+from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run
+from headrace.compat.energon import WorkerConfig, get_loader, get_train_dataset
+from headrace.datasets import EncodedDataset, FramedRun, MeasuredDataset, measure
 from headrace.encoders import DefaultTaskEncoder, stateless
-from headrace.loader.energon import WorkerConfig, get_loader, get_train_dataset
+from headrace.loader import Reading
 from headrace.samples.media import TextSample
 
 ADDED = ("sample_positions", "unit_numbers")

@@ -16,20 +16,9 @@ from hypothesis import strategies as st
 import corpora
 import slots
 from counts import cases
-from headrace import (
-    BatchSchedule,
-    Blend,
-    Loader,
-    Order,
-    PackedSequenceDataset,
-    Packing,
-    Ranks,
-    Reading,
-    Run,
-    StateError,
-    WindowDataset,
-)
+from headrace import BatchSchedule, Blend, Loader, Order, PackedSequenceDataset, Packing, Run, StateError, WindowDataset
 from headrace.datasets import Dataset
+from headrace.loader import Ranks, Reading
 
 WINDOW = 6
 PACK = 20

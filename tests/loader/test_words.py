@@ -11,19 +11,8 @@ import torch
 
 import corpora
 import records_made
-from headrace import (
-    Blend,
-    ConcatDataset,
-    ConfigError,
-    LimitDataset,
-    Loader,
-    Order,
-    PackedSequenceDataset,
-    Packing,
-    Run,
-    StateError,
-    WindowDataset,
-)
+from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, Run, StateError, WindowDataset
+from headrace.datasets import ConcatDataset, LimitDataset
 from headrace.loader import collate_fn
 from headrace.plan.recipe import Recipe
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import media_texts
-from headrace import ConfigError, Loader, MediaDataset, Order, Reading, Run, StateError, WorkerError
+from headrace import ConfigError, Loader, MediaDataset, Order, Run, StateError, WorkerError
 from headrace.errors import SampleError
+from headrace.loader import Reading
 from headrace.loader.workers.crew import safe_start_method
 from headrace.samples.media import TextSample
 

@@ -17,8 +17,9 @@ import encoder_ported
 import encoders_ported
 import media_texts
 import option_encoder
-from headrace import ConfigError, Loader, MapDataset, MediaDataset, Order, Reading, Run
+from headrace import ConfigError, Loader, MapDataset, MediaDataset, Order, Run
 from headrace.datasets.encoded import EncodedDataset
+from headrace.loader import Reading
 from headrace.loader.workers.crew import safe_start_method
 from headrace.loader.workers.user_globals import Globals
 

@@ -28,7 +28,8 @@ sys.path.insert(0, {tests!r})
 def main():
     import torch
     import media_texts
-    from headrace import Loader, Order, Reading, Run
+    from headrace import Loader, Order, Run
+    from headrace.loader import Reading
 
     how, method, root = sys.argv[1:]
     # This one has names in /dev/shm; workers do not take it over.

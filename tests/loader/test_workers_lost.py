@@ -19,9 +19,10 @@ import pytest
 
 import media_texts
 from counts import PATIENCE_S
-from headrace import InputError, Loader, MediaDataset, Order, Reading, Run, WorkerError
+from headrace import InputError, Loader, MediaDataset, Order, Run, WorkerError
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, stateless
+from headrace.loader import Reading
 from headrace.loader import reading as threads
 from headrace.loader.workers import torch_loader
 from headrace.loader.workers.pool import Workers

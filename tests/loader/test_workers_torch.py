@@ -18,7 +18,8 @@ import torch
 
 import framed_made
 import media_texts
-from headrace import ConfigError, Loader, MediaDataset, Order, Reading, Run
+from headrace import ConfigError, Loader, MediaDataset, Order, Run
+from headrace.loader import Reading
 from headrace.loader import reading as threads
 from headrace.loader.workers import torch_loader
 from waiting import waits_for_the_bad_sample

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace import Bucketing, ConfigError
-from headrace.plan import bucketed
+from headrace import ConfigError
+from headrace.plan import Bucketing, bucketed
 
 
 def test_the_example_of_the_module() -> None:

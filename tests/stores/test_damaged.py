@@ -15,9 +15,9 @@ import headrace.stores as stores
 import made
 from counts import cases
 from energon_prepared import prepared
+from headrace.compat.megatron.caches import map_array
 from headrace.errors import HeadraceError
 from headrace.stores import EnergonStore, Provenance, SampleStore, Store, load_manifest
-from headrace.stores.index_cache import map_array
 from headrace.stores.kept_arrays import find_arrays, keep_arrays
 from headrace.stores.provenance import INFO_NAME, SKIPPED_NAME, SPANS_NAME
 from headrace.stores.quarantine import QUARANTINE_NAME, add_bad_samples, bad_sample

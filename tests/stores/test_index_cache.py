@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.compat.megatron import caches
+from headrace.compat.megatron.caches import ChunkedArray, map_array, read_text, write_cache
 from headrace.errors import OutputError, StoreError
-from headrace.stores import index_cache
-from headrace.stores.index_cache import ChunkedArray, map_array, read_text, write_cache
 
 
 def arrays(values: int = 3) -> list[ChunkedArray]:
@@ -72,10 +72,8 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_description_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    commit = index_cache.commit
-    monkeypatch.setattr(
-        index_cache, "commit", lambda made: (seen.append([file.path.name for file in made]), commit(made))
-    )
+    commit = caches.commit
+    monkeypatch.setattr(caches, "commit", lambda made: (seen.append([file.path.name for file in made]), commit(made)))
     write_cache(tmp_path, "s", "text", arrays())
     assert seen == [["s-rows.npy", "s-ids.npy", "s-none.npy", "s-description.txt"]]
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import headrace.stores as stores
 from counts import cases
+from headrace.compat.megatron import indexed_dataset as indexed_builder
+from headrace.compat.megatron.indexed_dataset import IndexedDatasetBuilder
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import file_sum
 from headrace.stores import KeyInfo, WrittenShard
-from headrace.stores.indexed import builder as indexed_builder
-from headrace.stores.indexed.builder import IndexedDatasetBuilder
 from headrace.stores.indexed.layout import IndexedOptions
 from headrace.stores.indexed.store import IndexedStore
 from headrace.testing.indexed import write_raw, write_shard
@@ -312,7 +312,8 @@ def test_a_builder_that_is_let_go_of_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
     with pytest.raises(ConfigError):
         builder.end_document()
-    code = f"from headrace.stores.indexed.builder import *; b = IndexedDatasetBuilder({str(tmp_path / 'x.bin')!r})"
+    path = str(tmp_path / "x.bin")
+    code = f"from headrace.compat.megatron import *; b = IndexedDatasetBuilder({path!r})"
     subprocess.run([sys.executable, "-c", f"{code}; b.add_document([1], [1])"], check=True)
     assert names(tmp_path) == []
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
+from headrace.compat.megatron.indexed_dataset import IndexedDataset
 from headrace.errors import StoreError
-from headrace.stores.indexed.dataset import IndexedDataset
 from headrace.testing.indexed import write_raw
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -98,7 +98,7 @@ def test_get_stays_within_the_sequence(dataset: IndexedDataset, offset: int, len
 
 _OUTLIVE = """
 import gc, sys
-from headrace.stores.indexed.dataset import IndexedDataset
+from headrace.compat.megatron.indexed_dataset import IndexedDataset
 dataset = IndexedDataset(sys.argv[1])
 views = [dataset[0], dataset.get(1, 1), *dataset[1:3], dataset.sequence_lengths]
 dataset.close()

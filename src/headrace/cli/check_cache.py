@@ -13,7 +13,7 @@ from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.datasets.gpt_cache_check import CacheVerdict
+    from headrace.compat.megatron.caches import CacheVerdict
 
 FAULTY = 1
 
@@ -46,7 +46,7 @@ def command(
     """
     import msgspec
 
-    from headrace.datasets.gpt_cache_check import CacheReading, check_cache, find_descriptions
+    from headrace.compat.megatron.caches import CacheReading, check_cache, find_descriptions
 
     reading = CacheReading(not no_extra_token, not keep_partial_validation, dict(_pair(each) for each in moved))
     descriptions = find_descriptions(Path(path))

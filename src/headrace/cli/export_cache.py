@@ -67,7 +67,7 @@ def command(
     }
     import msgspec
 
-    from headrace.datasets import export_cache
+    from headrace.compat.megatron import export_cache
 
     made = []
     with ProgressLine(quiet=as_json) as line:
@@ -139,7 +139,7 @@ def cache_options(named: dict[str, Any], data_of: str | None) -> dict[str, Any]:
 
 def _like(path: str) -> dict[str, Any]:
     """The options in a description."""
-    from headrace.datasets.gpt_cache_check import cache_at
+    from headrace.compat.megatron.caches import cache_at
     from headrace.plan.megatron.caches import gpt_facts
 
     description = cache_at(Path(path)).description
@@ -169,7 +169,7 @@ def _identifiers(path: str) -> dict[str, Any]:
 def _blend(
     data: tuple[str, ...], part: Any, num_samples: int | None, options: dict[str, Any], line: ProgressLine
 ) -> Dataset:
-    from headrace.datasets import GPTBlend, GPTDataset
+    from headrace.compat.megatron import GPTBlend, GPTDataset
 
     def build(prefix: str, wanted: int | None) -> GPTDataset:
         if line.is_terminal or line.is_due:

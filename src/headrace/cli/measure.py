@@ -49,7 +49,7 @@ def command(
         raise ConfigError(f"{path}: is a metadataset; measure each of its datasets, which headrace info {path} lists")
     from headrace.cli.measured_facts import print_measured
     from headrace.datasets import MediaDataset, measure
-    from headrace.datasets.encoded.sources import opening_options
+    from headrace.datasets.encoded.dataset import opening_options
     from headrace.prepare.run import usable_cores
 
     task_encoder = load_encoder(encoder, _arguments(given))

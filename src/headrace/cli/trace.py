@@ -11,10 +11,10 @@ from headrace.cli.command import Command, json_option, print_json
 from headrace.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
-    from headrace.datasets.trace_answers import Topology
-    from headrace.datasets.trace_faces import Sources
-    from headrace.datasets.trace_framed import FramedHistory
-    from headrace.datasets.trace_history import History
+    from headrace.datasets.tracing.answers import Topology
+    from headrace.datasets.tracing.faces import Sources
+    from headrace.datasets.tracing.framed import FramedHistory
+    from headrace.datasets.tracing.history import History
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -152,8 +152,8 @@ def _framed(
     path: str, state: str | None, journals: tuple[str, ...], *, read_data: bool, step: int | None = None
 ) -> tuple[Sources, FramedHistory] | None:
     """The framed run that is asked about: that of a step, or the last one of all; None if it is none."""
-    from headrace.datasets.run_file import read_run_file
-    from headrace.datasets.trace_faces import Sources
+    from headrace.datasets.tracing.faces import Sources
+    from headrace.datasets.tracing.run_file import read_run_file
 
     file = read_run_file(path)
     begun = [number for number, one in enumerate(file.runs) if step is None or one.first_step <= step]
@@ -172,8 +172,8 @@ def _framed(
 
 
 def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[Sources, History]:
-    from headrace.datasets.run_file import read_run_file
-    from headrace.datasets.trace_faces import Sources
+    from headrace.datasets.tracing.faces import Sources
+    from headrace.datasets.tracing.run_file import read_run_file
 
     sources = Sources(read_run_file(run), read_data=read_data)
     return sources, sources.history(None if state is None else _state(state))
@@ -197,6 +197,6 @@ def _topology(ranks: int | None, micro_batch_size: int | None) -> Topology | Non
         return None
     if ranks is None or micro_batch_size is None:
         raise ConfigError("--ranks and --micro-batch-size go together: both decide who takes a sample")
-    from headrace.datasets.trace_answers import Topology
+    from headrace.datasets.tracing.answers import Topology
 
     return Topology(ranks=ranks, micro_batch_size=micro_batch_size)

@@ -10,8 +10,8 @@ import msgspec
 from headrace.cli.figures import count, plural, table
 from headrace.cli.origin import find_origins
 from headrace.cli.sample_origin import find_sample_origins, find_shards
-from headrace.datasets.trace_answers import Times, Traced, TracedUnit
-from headrace.datasets.trace_origins import Origin
+from headrace.datasets.dataset import Origin
+from headrace.datasets.tracing.answers import Times, Traced, TracedUnit
 from headrace.errors import HeadraceError
 
 MAX_PIECES = 3

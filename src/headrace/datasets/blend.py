@@ -1,16 +1,32 @@
-"""Blends: trees of datasets mixed by weight, or repeated a given number of times."""
+"""Blends: trees of datasets mixed by weight, or repeated; weights that change along the run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
+from math import isqrt
+from operator import index
 from typing import Literal
+
+import msgspec
 
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of
 from headrace.errors import ConfigError
-from headrace.plan import Branch, apportion, counts_until, exact_weights, quantised, rounded
+from headrace.plan import (
+    Branch,
+    Leaf,
+    Schedule,
+    apportion,
+    counts_until,
+    exact_weights,
+    linear_ramp,
+    quantised,
+    rounded,
+)
+from headrace.plan.blend import MOST_SEGMENTS, quantised_with_zeros
 
 End = Literal["endless", "samples", "first_exhausted", "all_exhausted"]
 Unit = Literal["samples", "tokens"]
@@ -33,6 +49,13 @@ class Blend(Mix):
     blend that ends.
     The same dataset under two names is gone through in two different orders.
 
+    With ``block_samples`` B above 1 the source is chosen for B consecutive samples at a time, so that every micro-batch
+    is of one source. Blocks begin at the multiples of B. A loader refuses a micro-batch that does not divide B, which
+    would lie in two blocks. Which ranks take which blocks of a step is drawn. B is part of the recipe of a run; to
+    change it is another order. At every prefix each source is within 2 blocks of its share. With ``repeats``, or
+    ``end="samples"``, the counts of a pass must be whole blocks. The other ends are told in blocks:
+    ``"first_exhausted"`` leaves less than a block of that source unseen, ``"all_exhausted"`` starts it anew by as much.
+
     Sources whose manifests name different tokenisers are refused, unless ``allow_different_tokenizers``, which an outer
     blend has to say for itself. Stores without a manifest are not compared.
 
@@ -40,9 +63,6 @@ class Blend(Mix):
         ConfigError: names without numbers or the reverse, weights that are not positive and finite, an endless blend
             where a length is needed, fields that cannot be stacked into one batch, different tokenisers.
     """
-
-    block_samples = 1
-    """For how many consecutive samples the source is chosen at a time; see `BlendDataset`."""
 
     def __init__(
         self,
@@ -53,8 +73,11 @@ class Blend(Mix):
         unit: Unit = "samples",
         end: End = "endless",
         num_samples: int | None = None,
+        block_samples: int = 1,
         allow_different_tokenizers: bool = False,
     ) -> None:
+        if index(block_samples) < 1:
+            raise ConfigError(f"block_samples is at least 1, found {block_samples}")
         check_named(children)
         numbers = weights if weights is not None else repeats
         if numbers is not None and not isinstance(numbers, Mapping):
@@ -83,6 +106,7 @@ class Blend(Mix):
         if (end == "samples") != (num_samples is not None):
             raise ConfigError(f"num_samples goes with end='samples', found end={end!r} and num_samples={num_samples}")
         self.children = dict(children)
+        self.block_samples = index(block_samples)
         self.unit = unit
         self.end = "repeats" if repeats is not None else end
         self.numbers = {name: numbers[name] for name in children}
@@ -154,3 +178,146 @@ class Blend(Mix):
         if endless:
             raise ConfigError(f"{self.end!r} needs the length of every source, and {endless} are endless blends")
         return [length for length in lengths.values() if length is not None]
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights that hold up to a sample.
+
+    Attributes:
+        weights: name -> weight, of any sum; a name that is missing or 0 does not come.
+        until: the first sample that is not of this stage; None for the last one.
+        ramp: the weights move to these in a straight line, from those at the end of the stage before.
+    """
+
+    weights: dict[str, float]
+    until: int | None = None
+    ramp: bool = False
+
+
+class ScheduledBlend(Mix):
+    """Datasets, or endless blends, mixed by weights that change at given samples. It has no end.
+
+        ScheduledBlend({"web": web, "math": math}, [
+            Stage(until=1_000_000, weights={"web": 1}),
+            Stage(until=2_000_000, weights={"web": 1, "math": 1}, ramp=True),
+            Stage(weights={"math": 1}),
+        ])
+
+    A dataset goes on in its epochs from stage to stage: no sample comes twice before all of them came. Within each
+    stage every prefix keeps to the weights within 2 samples, or 2 blocks. A ramp over n samples is defined as
+    isqrt(n) stages of constant weights, at most 1,024.
+
+    Args:
+        children: datasets and endless blends of datasets, by name.
+        stages: at least one; the last has no ``until``.
+        block_samples: choose the source for so many samples at a time, see `Blend`; they divide every ``until``.
+        allow_different_tokenizers: as of `Blend`.
+
+    Raises:
+        ConfigError: unknown names or weights, samples that do not rise, a ramp at the start or without an end, a child
+            with passes of its own, and as `Blend`.
+    """
+
+    def __init__(
+        self,
+        children: Mapping[str, Dataset | Mix],
+        stages: Sequence[Stage],
+        *,
+        block_samples: int = 1,
+        allow_different_tokenizers: bool = False,
+    ) -> None:
+        check_named(children)
+        self.children = dict(children)
+        self.stages = tuple(stages)
+        self.block_samples = index(block_samples)
+        check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
+        for name, child in self.children.items():
+            _check_no_passes(name, child)
+        self._check()
+
+    @property
+    def num_samples(self) -> None:
+        """None: the last stage has no end."""
+        return None
+
+    @property
+    def num_tokens_per_sample(self) -> float:
+        """The mean over the sources, by the weights of the last stage."""
+        weights = self.stages[-1].weights
+        tokens = sum(weight * self.children[name].num_tokens_per_sample for name, weight in weights.items() if weight)
+        return tokens / sum(weights.values())
+
+    @property
+    def segments(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """(first sample, shares of sum 2^31 by child) for every stage of constant weights, also those of ramps."""
+        found: list[tuple[int, tuple[int, ...]]] = []
+        begin = 0
+        before: list[float] = []
+        for stage in self.stages:
+            weights = [stage.weights.get(name, 0) for name in self.children]
+            if stage.ramp and stage.until is not None:
+                block = self.block_samples
+                first, last = begin // block, stage.until // block
+                # As many pieces as each is long: of the errors by steps and by rounding within a piece neither leads.
+                number = min(MOST_SEGMENTS, isqrt(last - first))
+                pieces = linear_ramp(before, weights, begin=first, end=last, num_segments=number)
+                found += [(place * block, shares) for place, shares in pieces[:-1]]
+            else:
+                found.append((begin, quantised_with_zeros(weights)))
+            begin, before = stage.until or 0, weights
+        return tuple(found)
+
+    def node(self, path: str = "") -> Schedule:
+        """As the plan sees it."""
+        nodes = [node_of(joined(path, name), child) for name, child in self.children.items()]
+        segments = []
+        for begin, shares in self.segments:
+            there = [number for number, share in enumerate(shares) if share]
+            branch = Branch(
+                path, tuple(nodes[i] for i in there), tuple(shares[i] for i in there), None, self.block_samples
+            )
+            segments.append((begin, branch))
+        return Schedule(path, tuple(segments))
+
+    def _check(self) -> None:
+        if not self.stages:
+            raise ConfigError("a schedule of weights has at least one stage")
+        untils = [stage.until for stage in self.stages]
+        ends = [0, *(until for until in untils if until is not None)]
+        if untils[-1] is not None or None in untils[:-1] or any(low >= high for low, high in pairwise(ends)):
+            raise ConfigError(
+                f"the stages of a schedule end at samples that rise, and the last one has none; found {untils}"
+            )
+        if self.block_samples < 1 or any(end % self.block_samples for end in ends):
+            raise ConfigError(
+                f"block_samples is {self.block_samples}, and every stage is whole blocks; stages end at {untils}"
+            )
+        if self.stages[0].ramp or self.stages[-1].ramp:
+            raise ConfigError(
+                "the first and the last stage of a schedule have constant weights: a ramp leads from weights "
+                "before it to an end"
+            )
+        for stage in self.stages:
+            self._check_weights(stage.weights)
+        never = [name for name in self.children if not any(one.weights.get(name) for one in self.stages)]
+        if never:
+            raise ConfigError(f"{never} come in no stage of the schedule: leave them out")
+
+    def _check_weights(self, weights: Mapping[str, float]) -> None:
+        if unknown := sorted(weights.keys() - self.children.keys()):
+            raise ConfigError(f"the schedule has weights of {unknown}; the sources are {sorted(self.children)}")
+        if not all(0 <= weight < float("inf") for weight in weights.values()) or not any(weights.values()):
+            raise ConfigError(f"the weights of a stage are finite and not below 0, and one is above; found {weights}")
+
+
+def _check_no_passes(name: str, child: Dataset | Mix) -> None:
+    """A stage begins where its sources are, not where a pass of several does, so that there must be none."""
+    if isinstance(child, Dataset) or isinstance(child.node(), Leaf):
+        return
+    if not isinstance(child, Blend) or child.num_samples is not None:
+        raise ConfigError(
+            f"{name!r} is {child!r}; what a schedule weighs is a dataset or an endless blend, since a pass of several "
+            "would be cut where the weights change"
+        )
+    for inner, grandchild in child.children.items():
+        _check_no_passes(f"{name}/{inner}", grandchild)

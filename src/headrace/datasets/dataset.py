@@ -1,10 +1,14 @@
-"""The face that every map-style dataset shares: a number of samples, each addressable at once."""
+"""The face of every map-style dataset: a number of samples, each addressable, and what each sample is made of.
+
+What a sample is made of: documents of a store and the tokens taken of each, or a sample by its key.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,9 +16,106 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.datasets.trace_origins import Origins
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
+from headrace.stores import SampleStore, Store
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One piece of a sample: tokens of a document, a record, or a sample of media.
+
+    Attributes:
+        store: the path as the store was opened.
+        document: number in the store, of tokens and records.
+        begin: the first token of the document that the piece has; None of records, which are taken whole.
+        tokens: how many.
+        key: of media, its name in the store.
+        shard: of media, the shard.
+        sample: of media, the number in the shard.
+        input: the file that it was prepared from, as that run was given it; filled in by the command line.
+        unit: what is counted in that file: ``line``, ``row``, ``record``, ...
+        number: which one of these it is, as people count it.
+    """
+
+    store: str
+    document: int | None = None
+    begin: int | None = None
+    tokens: int | None = None
+    key: str | None = None
+    shard: str | None = None
+    sample: int | None = None
+    input: str | None = None
+    unit: str | None = None
+    number: int | None = None
+
+
+Origins = tuple[Origin, ...]
+
+
+def pieces(store: Store, offsets: IntArray, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[Origins]:
+    """Samples made of tokens of documents; sample i has the pieces from ``offsets[i]`` to ``offsets[i + 1]``."""
+    columns = zip(documents.tolist(), begins.tolist(), lengths.tolist(), strict=True)
+    found = [Origin(store=store.path, document=one, begin=begin, tokens=tokens) for one, begin, tokens in columns]
+    return [tuple(found[low:high]) for low, high in pairwise(offsets.tolist())]
+
+
+def record_origins(store: Store, numbers: IntArray) -> list[Origins]:
+    """Samples that are a record each."""
+    return [(Origin(store=store.path, document=number),) for number in numbers.tolist()]
+
+
+def record_sample(store: Store, document: int) -> IntArray:
+    """(1,) int64: the one sample that holds a document where each is a sample. Raises ConfigError: it is not there."""
+    return np.array([checked(store, document)], dtype=np.int64)
+
+
+def checked(store: Store, document: int) -> int:
+    """The number of a document. Raises ConfigError: it is not there."""
+    if not 0 <= document < store.num_documents:
+        raise ConfigError(f"{store.path} has no document {document:,}; it has {store.num_documents:,}, counted from 0")
+    return document
+
+
+def media_origins(store: SampleStore, numbers: IntArray) -> list[Origins]:
+    """Samples of media; reads what the store needs to tell their keys."""
+    bounds = store.shard_bounds
+    found: list[Origins] = []
+    for number in numbers.tolist():
+        at = int(np.searchsorted(bounds, number, side="right")) - 1
+        begin = int(bounds[at])
+        origin = Origin(store=store.path, key=store.key(number), shard=store.shards[at], sample=number - begin)
+        found.append((origin,))
+    return found
+
+
+def window_origins(store: Store, begins: IntArray, length: int) -> list[Origins]:
+    """Windows of so many tokens of the stream."""
+    first = store.find_documents(begins)
+    counts = store.find_documents(begins + (length - 1)) - first + 1
+    offsets = np.zeros(len(begins) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    rows = np.repeat(np.arange(len(begins)), counts)
+    documents = np.arange(len(rows), dtype=np.int64) - offsets[rows] + first[rows]
+    low, high = store.document_begins(documents), store.document_begins(documents + 1)
+    begin = np.maximum(low, begins[rows])
+    lengths = np.minimum(high, begins[rows] + length) - begin
+    # Of empty documents between two others there is nothing in a window.
+    some = lengths > 0
+    kept = np.zeros(len(some) + 1, dtype=np.int64)
+    np.cumsum(some, out=kept[1:])
+    return pieces(store, kept[offsets], documents[some], (begin - low)[some], lengths[some])
+
+
+def windows_over(store: Store, document: int, *, stride: int, length: int, phases: int, num_samples: int) -> IntArray:
+    """(n,) int64: the windows that hold a token of a document under any of ``phases`` phases from 0 on."""
+    checked(store, document)
+    begin, end = store.document_begins(np.array([document, document + 1], dtype=np.int64)).tolist()
+    if begin == end:
+        return np.empty(0, dtype=np.int64)
+    first = max(0, -(-(begin - length - (phases - 1) + 1) // stride))
+    last = min((end - 1) // stride, num_samples - 1)
+    return np.arange(first, last + 1, dtype=np.int64)
+
 
 Sample = dict[str, NDArray[Any]]
 Fields = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]

@@ -1,15 +1,24 @@
-"""How much of a dataset is gone through: a part of it, the first samples of a pass, several passes."""
+"""How much of datasets is gone through: one after another, a part, the first of a pass, several passes, filled up.
+
+Datasets one after another.
+
+A dataset filled up to a multiple with samples that do not count, so that every rank gets as many.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from operator import index
+from typing import Any
 
-from headrace.datasets.dataset import Dataset
-from headrace.datasets.mix import Mix, length_of, node_of, wrong_data
+import numpy as np
+
+from headrace.datasets.dataset import Dataset, Fields, Origins, Sample
+from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of, wrong_data
 from headrace.errors import ConfigError
-from headrace.plan import Leaf, Limit, Node, Repeat, Subset, rounded
+from headrace.plan import Concat, IntArray, KeyArray, Leaf, Limit, Node, Repeat, Subset, rounded
 
 
 class _OfOne(Mix):
@@ -124,3 +133,113 @@ class RepeatDataset(_OfOne):
     def node(self, path: str = "") -> Node:
         """As the plan sees it."""
         return Repeat(path, node_of(path, self.data), self._num_samples)
+
+
+class ConcatDataset(Mix):
+    """Datasets, or mixes that end, one after another, each for one pass; then the first one again, in its next epoch.
+
+    ``Run.validation`` of it goes through everything once, in the order of the stores.
+
+    Raises:
+        ConfigError: a child has no end; as `Blend` of children that cannot be mixed.
+    """
+
+    def __init__(self, children: Mapping[str, Dataset | Mix], *, allow_different_tokenizers: bool = False) -> None:
+        check_named(children)
+        self.children = dict(children)
+        check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
+        endless = [name for name, child in self.children.items() if length_of(child) is None]
+        if endless:
+            raise ConfigError(
+                f"{endless} have no end, and what comes after them would never come: mix them by repeats, or "
+                "limit them with LimitDataset"
+            )
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of one pass."""
+        return sum(length_of(child) or 0 for child in self.children.values())
+
+    @property
+    def num_tokens_per_sample(self) -> float:
+        """The mean over all samples."""
+        tokens = sum((length_of(child) or 0) * child.num_tokens_per_sample for child in self.children.values())
+        return tokens / self.num_samples
+
+    def node(self, path: str = "") -> Concat:
+        """As the plan sees it."""
+        return Concat(path, tuple(node_of(joined(path, name), child) for name, child in self.children.items()))
+
+
+class FilledDataset(Dataset):
+    """The samples of a dataset, and behind them copies of sample 0 with a ``loss_mask`` of zeros, up to a multiple.
+
+    For validation where no rank may get fewer samples than another (pipelines): with the global batch size for
+    ``multiple_of`` every step is whole, and a loss that is summed over ``loss_mask`` is that of the samples themselves.
+    Megatron gives a sample of this kind for the index None.
+
+    Raises:
+        ConfigError: the dataset has no ``loss_mask``, or no end.
+    """
+
+    def __init__(self, dataset: Dataset, *, multiple_of: int) -> None:
+        if "loss_mask" not in dataset.fields or dataset.is_counted:
+            raise ConfigError(
+                f"samples that do not count are told by a field loss_mask alone; {type(dataset).__name__} has "
+                f"{', '.join(dataset.fields)}: feed the last step as it is, or leave it out with drop_last=True"
+            )
+        if dataset.is_endless:
+            raise ConfigError(f"{type(dataset).__name__} has no last step: there is nothing to fill up")
+        if index(multiple_of) < 1:
+            raise ConfigError(f"multiple_of is at least 1, found {multiple_of}")
+        self.dataset = dataset
+        self.multiple_of = index(multiple_of)
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // self.multiple_of) * self.multiple_of
+
+    @property
+    def fields(self) -> Fields:
+        """Those of the dataset."""
+        return self.dataset.fields
+
+    @property
+    def constants(self) -> Sample:
+        """Those of the dataset."""
+        return self.dataset.constants
+
+    @property
+    def num_tokens_per_sample(self) -> float:
+        """Of the dataset, spread over all samples."""
+        return self.dataset.num_tokens_per_sample * len(self.dataset) / len(self)
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the bytes of the samples."""
+        return {"kind": "filled", "dataset": self.dataset.recipe, "num_samples": len(self)}
+
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """(n,) int64: those of the dataset, and for samples that do not count -1 minus that of sample 0."""
+        fillers = indices >= len(self.dataset)
+        found = self.dataset.locate(np.where(fillers, 0, indices), keys)
+        return np.where(fillers, -1 - found, found)
+
+    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
+        """Read samples into ``rows`` of ``out``."""
+        fillers = addresses < 0
+        self.dataset.read_into(np.where(fillers, -1 - addresses, addresses), out, rows)
+        places = np.arange(len(out["loss_mask"]))[rows]
+        out["loss_mask"][places[fillers]] = 0
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """Of the dataset; nothing for samples that do not count."""
+        found = self.dataset.origins(np.maximum(addresses, 0))
+        return [() if filler else one for filler, one in zip((addresses < 0).tolist(), found, strict=True)]
+
+    def holders(self, document: int) -> IntArray:
+        """Of the dataset."""
+        return self.dataset.holders(document)
+
+    def describe(self) -> str:
+        """One line."""
+        return f"{self.dataset.describe()}, and {len(self) - len(self.dataset):,} without loss"

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty
-from headrace.datasets.trace_origins import Origins
+from headrace.datasets.dataset import Counts, Dataset, Fields, Origins, Sample, empty
 from headrace.datasets.watched import made
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray

@@ -1,16 +1,69 @@
-"""What all ways to mix datasets share: a tree of named children that becomes nodes of the plan."""
+"""What all ways to mix datasets share: a tree of named children, of one tokeniser, that becomes nodes of the plan.
+
+How many consecutive samples of a mix come from one source, where a mix promises it.
+
+Whether the sources of a blend hold ids of one tokeniser, as the manifests beside their stores say.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import gcd
 from os import PathLike
 
 from headrace.datasets.dataset import Dataset, shown_fields
-from headrace.datasets.tokenizers import check_one_tokenizer
-from headrace.errors import ConfigError
-from headrace.plan import Leaf, Node, Shards
-from headrace.stores import SampleStore, Store
+from headrace.errors import ConfigError, StoreError
+from headrace.plan import BatchSchedule, Branch, Concat, Inner, Leaf, Limit, Node, Schedule, Shards, Share
+from headrace.stores import SampleStore, Store, TokenizerInfo
+from headrace.stores.manifest import find_manifest
+
+
+def check_one_tokenizer(sources: Iterable[tuple[str, Dataset]]) -> None:
+    """Raise ConfigError for two sources, given with their names, whose manifests name different tokenisers.
+
+    Stores without a manifest are not compared, nor are those whose manifest is damaged: `headrace check` tells. Each
+    manifest is read once.
+    """
+    known: dict[str, TokenizerInfo | None] = {}
+    first: tuple[str, Store, TokenizerInfo] | None = None
+    for name, dataset in sources:
+        for store in _stores(dataset):
+            if store.path not in known:
+                known[store.path] = _tokenizer(store)
+            info = known[store.path]
+            if info is None:
+                continue
+            if first is None:
+                first = name, store, info
+            elif (info.xxh3_128, info.vocab_size) != (first[2].xxh3_128, first[2].vocab_size):
+                raise ConfigError(
+                    f"the sources hold ids of different tokenisers: {_shown(*first)}, {_shown(name, store, info)}; the"
+                    " same id means another token in each. Tokenise one of them again, or say"
+                    " allow_different_tokenizers=True"
+                )
+
+
+def _stores(dataset: Dataset) -> Iterator[Store]:
+    """The stores that a dataset reads, those of datasets within it included."""
+    for store in (getattr(dataset, "store", None), *getattr(dataset, "stores", ())):
+        if isinstance(store, Store):
+            yield store
+    for inner in (getattr(dataset, "dataset", None), *getattr(dataset, "datasets", ())):
+        if isinstance(inner, Dataset):
+            yield from _stores(inner)
+
+
+def _tokenizer(store: Store) -> TokenizerInfo | None:
+    try:
+        found = find_manifest(store.path)
+    except StoreError:
+        return None
+    return None if found is None else found[1].tokenizer
+
+
+def _shown(name: str, store: Store, info: TokenizerInfo) -> str:
+    return f"{name!r} ({store.path}) of {info.source}, {info.vocab_size:,} ids, xxh3 {info.xxh3_128}"
 
 
 class Mix(ABC):
@@ -147,3 +200,94 @@ def _named(children: Mapping[str, Dataset | Mix]) -> Iterator[tuple[str, Dataset
             yield from child.named(name)
         else:
             yield name, child
+
+
+def homogeneous_samples(root: Node) -> int | None:
+    """The largest B such that positions k B to k B + B - 1 are of one source for every k; None where none was asked.
+
+    It is asked where a blend chooses its source for blocks. Around it may stand what keeps its blocks together:
+
+        blocks of 16 in a blend by blocks of 32     16
+        blocks of 16, then others from sample 24    8
+        blocks of 16 in a blend sample by sample    1
+    """
+    if not _asked(root):
+        return None
+    # 0 stands for any number, as gcd has it: of a single source all samples are its own.
+    return _together(root) or None
+
+
+def _asked(node: Node) -> bool:
+    if isinstance(node, Leaf):
+        return False
+    return (isinstance(node, Branch) and node.block_samples > 1) or any(map(_asked, node.children))
+
+
+def _together(node: Node) -> int:
+    if isinstance(node, Leaf):
+        return 0
+    return gcd(*_borders(node), *map(_together, node.children))
+
+
+def _borders(node: Inner) -> list[int]:
+    """Numbers of which all places are multiples where another child, or another part of one, begins."""
+    if isinstance(node, Branch):
+        return [node.block_samples]
+    if isinstance(node, Concat):
+        return [int(length) for length in node.lengths] if len(node.children) > 1 else []
+    if isinstance(node, Schedule):
+        return [int(begin) for begin in node.begins]
+    if isinstance(node, Limit):
+        # Of a single source a pass may begin anywhere.
+        return [node.num_samples, node.child.num_samples or 0] if _together(node.child) else []
+    return []  # a repeat begins where its child does
+
+
+def check_micro_batches(
+    block_samples: int,
+    schedule: BatchSchedule,
+    length: int | None,
+    share: Share,
+    position: int = 0,
+    places: Sequence[int] = (),
+) -> None:
+    """Refuse micro-batches of which one would hold samples of two blocks.
+
+    Args:
+        block_samples: of the run.
+        schedule: of the run.
+        length: of the run.
+        share: ranks and micro-batch.
+        position: where the run goes on.
+        places: where else blocks are cut, so that no micro-batch may lie across.
+
+    Raises:
+        ConfigError: the micro-batch does not divide the blocks, or is not whole everywhere.
+    """
+    micro_batch = share.micro_batch_size
+    if block_samples % micro_batch:
+        allowed = ", ".join(f"{size:,}" for size in range(1, block_samples + 1) if block_samples % size == 0)
+        raise ConfigError(
+            f"{block_samples:,} consecutive samples are of one source, and micro-batches of {micro_batch:,} would lie "
+            f"in two such blocks; allowed are {allowed}"
+        )
+    if cut := [place for place in (position, *places) if place % micro_batch]:
+        raise ConfigError(
+            f"the run goes on at sample {position:,}, in a step that is cut at {cut[0]:,}, which is no multiple of "
+            f"micro-batches of {micro_batch:,}, so that one would lie in two blocks of {block_samples:,} samples: go "
+            "on with a micro-batch that divides it, or from a state between two steps"
+        )
+    together = share.world_size * micro_batch
+    ends = [*(schedule.begin(first) for first, _ in schedule.pieces[1:]), None]
+    sizes = {size for (_, size), end in zip(schedule.pieces, ends, strict=True) if end is None or end > position}
+    _, begin, size, _ = schedule.locate(position)
+    if position > begin:
+        sizes.add(begin + size - position)
+    if length is not None:
+        sizes.add(length - schedule.begin(schedule.step_of(length)))
+    if any(size % together for size in sizes):
+        raise ConfigError(
+            f"steps, or what is left of one, of {sorted(sizes - {0})} samples from sample {position:,} on are no "
+            f"multiples of {share.world_size} ranks times micro-batches of {micro_batch:,} = {together:,}, and uneven "
+            "ones may be of two sources: change one of them, or leave out a short last step with drop_last=True"
+        )

@@ -1,23 +1,202 @@
-"""Records of a store as samples of lengths of their own, and what all kinds of them share."""
+"""Records of a store as samples of lengths of their own: their keys, and their batches, cut and padded.
+
+One key of the records of a store: lengths and values of many records at once.
+
+Records of different lengths as one batch: cut, padded, and laid out on a grid.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from operator import index
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from headrace.datasets.collation import Collation, Grid, Side
-from headrace.datasets.dataset import Dataset, Sample
-from headrace.datasets.record_keys import RecordKey
-from headrace.datasets.trace_origins import Origins, record_origins, record_sample
+from headrace.datasets.dataset import Dataset, Origins, Sample, record_origins, record_sample
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL
-from headrace.stores import Store
+from headrace.stores import CombinedStore, KeyedStore, ShardedStore, Store
+from headrace.stores.segmented import SegmentedStore
+
+Side = Literal["right", "left"]
+
+
+class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How records come to one length.
+
+    ``max_length`` is the most tokens of a record, None for any; ``over_long`` says what becomes of longer ones:
+    ``"error"``, ``"truncate_right"`` (the end is lost) or ``"truncate_left"`` (the beginning is lost).
+
+    Batches are padded to the longest record in them, or with ``pad_to="max_length"`` all to that, with ``padding_idx``,
+    on the ``side``; None is the usual one: left for prompts that are generated from, right for all else.
+    ``multiple_of`` rounds the length of the longest up.
+    """
+
+    max_length: int | None = None
+    over_long: Literal["error", "truncate_right", "truncate_left"] = "error"
+    pad_to: Literal["longest", "max_length"] = "longest"
+    multiple_of: int = 1
+    side: Side | None = None
+    padding_idx: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for sizes below 1, unknown values, and lengths that contradict each other."""
+        allowed = {
+            "over_long": ("error", "truncate_right", "truncate_left"),
+            "pad_to": ("longest", "max_length"),
+            "side": ("right", "left", None),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(map(repr, values))}")
+        index(self.padding_idx)
+        if index(self.multiple_of) < 1 or (self.max_length is not None and index(self.max_length) < 1):
+            raise ConfigError(
+                f"max_length and multiple_of are at least 1, found {self.max_length} and {self.multiple_of}"
+            )
+        if self.max_length is None and (self.pad_to == "max_length" or self.over_long != "error"):
+            raise ConfigError(
+                f"pad_to={self.pad_to!r} and over_long={self.over_long!r} need max_length, the most tokens of a record"
+            )
+        if self.pad_to == "max_length" and self.max_length is not None and self.max_length % self.multiple_of:
+            raise ConfigError(
+                f"max_length {self.max_length} is no multiple of {self.multiple_of}, and all is padded to it"
+            )
+
+    def kept(self, lengths: IntArray) -> IntArray:
+        """(n,) int64: how many tokens are kept of records of these lengths."""
+        return lengths if self.max_length is None else np.minimum(lengths, self.max_length)
+
+    def cut(self, values: NDArray[Any]) -> NDArray[Any]:
+        """What is kept of one record; all of it where over-long ones are an error, which are refused before."""
+        if self.max_length is None or len(values) <= self.max_length:
+            return values
+        return values[-self.max_length :] if self.over_long == "truncate_left" else values[: self.max_length]
+
+    def width(self, longest: int) -> int:
+        """The length of all rows of a batch, of the longest record in it."""
+        if self.pad_to == "max_length" and self.max_length is not None:
+            return self.max_length
+        return -(-longest // self.multiple_of) * self.multiple_of
+
+
+class Grid(NamedTuple):
+    """Where the tokens of n rows lie: ``is_token`` (n, width) bool, and ``lengths`` (n,) int64, tokens of each row."""
+
+    is_token: NDArray[np.bool_]
+    lengths: IntArray
+    side: Side
+
+    @classmethod
+    def of(cls, lengths: Sequence[int] | IntArray, width: int, side: Side) -> Grid:
+        """Rows of these lengths, padded on a side.
+
+        Raises:
+            ConfigError: a row is longer than the width.
+        """
+        sizes = np.asarray(lengths, dtype=np.int64).reshape(-1)
+        if sizes.size and int(sizes.max()) > width:
+            raise ConfigError(f"sample {int(sizes.argmax())} has {sizes.max():,} tokens, and {width:,} have room")
+        columns = np.arange(width)
+        is_token = columns < sizes[:, None] if side == "right" else columns >= (width - sizes)[:, None]
+        return cls(is_token, sizes, side)
+
+    def filled(self, rows: Sequence[ArrayLike], fill: int, dtype: type) -> NDArray[Any]:
+        """(n, width): the values of each row in their places, and ``fill`` elsewhere."""
+        out: NDArray[Any] = np.full(self.is_token.shape, fill, dtype=dtype)
+        if len(rows):
+            out[self.is_token] = np.concatenate(rows)
+        return out
+
+    def positions(self) -> IntArray:
+        """(n, width) int64: 0, 1, 2, ... over the tokens of a row, and from 0 again over its pads."""
+        count = self.is_token.shape[1]
+        if self.side == "right":
+            begins = np.where(self.is_token, 0, self.lengths[:, None])
+        else:
+            begins = np.where(self.is_token, (count - self.lengths)[:, None], 0)
+        return np.arange(count, dtype=np.int64) - begins
+
+
+class RecordKey:
+    """What a store keeps under a key, record by record; document i of every key is record i.
+
+    Raises:
+        ConfigError: the store has no such key, or not for every record.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        if key not in store.keys:
+            raise ConfigError(f"{store.path}: no key {key!r}; its keys are {', '.join(map(repr, store.keys))}")
+        self.store = store
+        self.key = key
+        self._own = _own_store(store, key)
+        if self._own is None and len(store):
+            store.document(0, key)  # refuses keys that have not as many documents
+
+    def lengths(self, records: IntArray) -> IntArray:
+        """(n,) int64: values of each record. O(1) each."""
+        if self._own is None:
+            return np.array([len(self.store.document(i, self.key)) for i in records.tolist()], dtype=np.int64)
+        bounds = self._own.document_begins(np.concatenate([records, records + 1]))
+        return bounds[len(records) :] - bounds[: len(records)]
+
+    def values(self, records: IntArray) -> list[NDArray[Any]]:
+        """Of each record its (length,) values; views where the store is mapped."""
+        if self._own is None:
+            return [self.store.document(i, self.key) for i in records.tolist()]
+        bounds = self._own.document_begins(np.concatenate([records, records + 1]))
+        begins = bounds[: len(records)]
+        return self._own.pieces(begins, bounds[len(records) :] - begins)
+
+    def first_values(self, records: IntArray) -> NDArray[Any]:
+        """(n,) the first value of each record, none of which is empty."""
+        if self._own is None:
+            return np.array([self.store.document(i, self.key)[0] for i in records.tolist()])
+        begins = self._own.document_begins(records)
+        return np.concatenate([np.empty(0, np.int64), *self._own.pieces(begins, np.ones_like(begins))])
+
+
+def found_key(store: Store, wanted: str | None, names: Sequence[str], what: str) -> str:
+    """The key that was asked for, or else the first of some names that the store has.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    looked_for = names if wanted is None else [wanted]
+    for name in looked_for:
+        if name in store.keys:
+            return name
+    raise ConfigError(
+        f"{store.path}: no key for {what}; looked for {', '.join(map(repr, looked_for))}, its keys are"
+        f" {', '.join(map(repr, store.keys))}"
+    )
+
+
+def _own_store(store: Store, key: str) -> Store | None:
+    """A store whose main key it is, where there is one at hand: it reads many records at once."""
+    if key == store.keys[0]:
+        return store
+    if isinstance(store, CombinedStore):
+        return store.stores[key]
+    if isinstance(store, KeyedStore | SegmentedStore):
+        own = store.with_main(key)
+        # A key of other records has none of its own here, and `document` says what is wrong with it.
+        return own if len(own) == len(store) else None
+    if isinstance(store, ShardedStore):
+        shards = [_own_store(shard, key) for shard in store.shards]
+        known = [shard for shard in shards if shard is not None]
+        # Borders of records must fall on the same shards in every key.
+        if list(map(len, known)) == list(map(len, store.shards)):
+            return ShardedStore(known, store.path)
+    return None
+
 
 _SAMPLED = 1024
 _CHUNK = 1 << 16
@@ -44,7 +223,7 @@ class RecordDataset(Dataset):
     def __init__(self, store: Store, collation: Collation, keys: Mapping[str, str]) -> None:
         if not isinstance(collation, Collation):
             raise ConfigError(
-                f"collation is {collation!r}; expected a Collation, as headrace.Collation(max_length=4096)"
+                f"collation is {collation!r}; expected a Collation, as headrace.datasets.Collation(max_length=4096)"
             )
         if not len(store):
             raise ConfigError(f"{store.path} has no records")

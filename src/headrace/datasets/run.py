@@ -12,17 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.datasets.buckets import Buckets
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty, repeated
-from headrace.datasets.homogeneous import homogeneous_samples
-from headrace.datasets.mix import Mix, named_datasets, node_of, wrong_data
+from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, wrong_data
 from headrace.datasets.outline import outline
 from headrace.datasets.packed_sequences import PackedSequenceDataset
-from headrace.datasets.run_file import save_run
 from headrace.datasets.supervision import any_unsupervised, check_supervised
-from headrace.datasets.trace_answers import Times, Traced
-from headrace.datasets.trace_history import SHOWN, History
-from headrace.datasets.trace_run import history_of
+from headrace.datasets.tracing.answers import Times, Traced
+from headrace.datasets.tracing.history import SHOWN, History, history_of
+from headrace.datasets.tracing.run_file import save_run
 from headrace.encoders import at_positions
 from headrace.errors import ConfigError
 from headrace.plan import (
@@ -39,6 +36,7 @@ from headrace.plan import (
     order_format,
 )
 from headrace.plan.bucketing import Bucketing
+from headrace.plan.buckets import Buckets
 from headrace.plan.packing import PackingLedger
 
 
@@ -126,7 +124,7 @@ class Run:
     def _make_buckets(self, bucketing: Bucketing) -> Buckets:
         if not isinstance(bucketing, Bucketing):
             raise ConfigError(
-                f"bucketing is {bucketing!r}; expected a Bucketing, as headrace.Bucketing(window_steps=16)"
+                f"bucketing is {bucketing!r}; expected a Bucketing, as headrace.plan.Bucketing(window_steps=16)"
             )
         if not self.is_ragged:
             raise ConfigError("bucketing is for records; windows and packs are all equally long")

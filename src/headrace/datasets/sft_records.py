@@ -8,11 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.datasets.collation import Collation
 from headrace.datasets.dataset import Counts, Fields, Sample
 from headrace.datasets.loss_masks import shown_mask
-from headrace.datasets.record_keys import RecordKey, found_key
-from headrace.datasets.records import RecordDataset, check_parallel, supervised_labels
+from headrace.datasets.records import Collation, RecordDataset, RecordKey, check_parallel, found_key, supervised_labels
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.segments import IGNORED_LABEL

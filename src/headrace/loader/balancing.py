@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.datasets import CyclicDataset, Dataset, MapDataset, PackedSequenceDataset, Run
+from headrace.datasets import Dataset, PackedSequenceDataset, Run
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, Deal, Dealt, Draw, IntArray, Leg, Share, balanced, step_order, unbalanced
 from headrace.plan.balance import DEAL_VERSION
@@ -121,8 +121,10 @@ def _of_lengths(cost: CostOfLengths, lengths: IntArray) -> NDArray[np.float64]:
 
 def _packs(dataset: Dataset) -> PackedSequenceDataset:
     """The packs that a dataset hands on, whose documents have lengths."""
-    while isinstance(dataset, MapDataset | CyclicDataset):
-        dataset = dataset.dataset
+    while not isinstance(dataset, PackedSequenceDataset) and isinstance(
+        inner := getattr(dataset, "dataset", None), Dataset
+    ):
+        dataset = inner
     if not isinstance(dataset, PackedSequenceDataset):
         raise ConfigError(f"of the packs of {type(dataset).__name__} the documents' lengths are not known")
     return dataset
@@ -198,7 +200,7 @@ class Dealing:
 
     def __init__(self, run: Run, balance: Balance, share: Share) -> None:
         if not isinstance(balance, Balance):
-            raise ConfigError(f"balance is {balance!r:.80}; expected a Balance, as headrace.Balance(cost='tokens')")
+            raise ConfigError(f"balance is {balance!r:.80}; expected a Balance, as Balance(cost='tokens')")
         if run.block_samples is not None:
             raise ConfigError(
                 f"{run.block_samples:,} consecutive samples are of one source, and balance would mix them: leave out "

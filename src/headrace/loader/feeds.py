@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import xxhash
 
 from headrace.datasets import Run
-from headrace.datasets.homogeneous import check_micro_batches
+from headrace.datasets.mix import check_micro_batches
 from headrace.errors import ConfigError, StateError
 from headrace.loader.balancing import Balance, Dealing, check_between_steps
 from headrace.loader.collating import StepTotals, add_segments, add_totals, verify

@@ -274,7 +274,7 @@ class Loader:
             ConfigError: the loader has no ``balance``.
         """
         if self._feed.dealing is None:
-            raise ConfigError("this loader does not balance: give it balance=headrace.Balance()")
+            raise ConfigError("this loader does not balance: give it balance=headrace.loader.Balance()")
         last = self.step + index(num_steps)
         if self.run.num_steps is not None:
             last = min(last, self.run.num_steps)

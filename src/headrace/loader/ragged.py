@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from headrace.datasets import Located, Run
-from headrace.datasets.media.collating import Allocate, Rows, reading_rows
+from headrace.datasets.media.face import Allocate, Rows, reading_rows
 from headrace.encoders import Fault, collecting
 from headrace.plan import IntArray
 

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.datasets import Located, Run, Sample
-from headrace.datasets.media.collating import Allocate
-from headrace.datasets.trace_origins import Origin
+from headrace.datasets.dataset import Origin
+from headrace.datasets.media.face import Allocate
 from headrace.errors import HeadraceError
 from headrace.loader.balancing import DEALT_POSITIONS, Dealing
 from headrace.loader.ragged import Cost, divide_ragged, is_ragged, read_ragged

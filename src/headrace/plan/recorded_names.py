@@ -7,6 +7,9 @@ from typing import Any, Final
 _DECODING: Final = "headrace.samples.media.decoding"
 
 FIRST_MODULES: Final[dict[str, dict[str, str]]] = {
+    "headrace.compat.energon.wrappers": {
+        "FunctionEncoder": "headrace.datasets.encoded.functions",
+    },
     "headrace.encoders.task_encoder": {
         "AugmentTaskEncoder": "headrace.encoders.augment",
         "DefaultTaskEncoder": "headrace.encoders.default",

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from headrace.stores.energon import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
     from headrace.stores.hdf5.store import Hdf5Store
     from headrace.stores.hdf5.writer import Hdf5Writer, write_hdf5
-    from headrace.stores.indexed.builder import IndexedDatasetBuilder
-    from headrace.stores.indexed.dataset import IndexedDataset
     from headrace.stores.indexed.layout import Dialect, Documents, IndexedOptions, optimal_dtype
     from headrace.stores.indexed.pairs import AlephAlphaStore, TntStore
     from headrace.stores.indexed.store import IndexedStore
@@ -79,8 +77,6 @@ _HOMES = {
     "FilesystemStore": "headrace.stores.energon",
     "Hdf5Store": "headrace.stores.hdf5.store",
     "Hdf5Writer": "headrace.stores.hdf5.writer",
-    "IndexedDataset": "headrace.stores.indexed.dataset",
-    "IndexedDatasetBuilder": "headrace.stores.indexed.builder",
     "IndexedOptions": "headrace.stores.indexed.layout",
     "IndexedStore": "headrace.stores.indexed.store",
     "IndexedWriter": "headrace.stores.indexed.writer",
@@ -147,8 +143,6 @@ __all__ = [
     "FilesystemStore",
     "Hdf5Store",
     "Hdf5Writer",
-    "IndexedDataset",
-    "IndexedDatasetBuilder",
     "IndexedOptions",
     "IndexedStore",
     "IndexedWriter",

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace.stores as stores
-from headrace.datasets.astrai import (
+from headrace.compat.astrai import (
     H5Store,
     JsonlStore,
     MmapStore,

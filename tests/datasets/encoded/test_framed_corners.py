@@ -17,21 +17,20 @@ import torch
 
 from framed_encoders import Packed, cook, numbers
 from headrace import ConfigError, MediaDataset, Order
+from headrace.compat.energon import FilterDataset, IterMapDataset
 from headrace.datasets import (
     ConcatDataset,
-    FilterDataset,
     Framed,
     FramedRun,
-    IterMapDataset,
     LimitDataset,
     MapDataset,
     RepeatDataset,
     ScheduledBlend,
-    Stretch,
+    Stage,
     SubsetDataset,
 )
-from headrace.datasets.encoded.held import size_of
 from headrace.datasets.encoded.keys import restore_key_of
+from headrace.datasets.encoded.unit_reader import size_of
 from headrace.encoders import Cooker, ErrorPolicy, SkipSample, TaskEncoder, stateless
 from headrace.errors import StateError
 from headrace.plan.framed import LaneState
@@ -298,7 +297,7 @@ def test_mixes_of_every_kind_lose_nothing(whole: MediaDataset) -> None:
         **{(n, "a"): 6 for n in range(3, 9)}, **{(n, "b"): 3 for n in range(12)}
     }  # fmt: skip
     assert sorted(count for (_, path), count in found.items() if path == "c") == [3] * 4
-    shift = ScheduledBlend({"a": whole, "b": whole}, [Stretch(until=10, weights={"a": 1}), Stretch(weights={"b": 1})])
+    shift = ScheduledBlend({"a": whole, "b": whole}, [Stage(until=10, weights={"a": 1}), Stage(weights={"b": 1})])
     paths = [restore_key_of(unit)[1] for unit in units(Framed(shift, Thrice()), 66, epochs=None, samples=22)]
     assert paths == ["a"] * 30 + ["b"] * 36
 
@@ -308,7 +307,7 @@ def test_sizes_of_mixed_tuples() -> None:
     assert size_of({"pair": [None, "x" * 9_000]}) > 9_000
 
 
-@pytest.mark.parametrize("name", ["measure", "MeasuredDataset", "datasets.Framed"])
+@pytest.mark.parametrize("name", ["datasets.measure", "MeasuredDataset", "datasets.Framed"])
 def test_each_name_can_be_the_first_that_is_imported(name: str) -> None:
     package, _, name = f"headrace.{name}".rpartition(".")
     code = f"from {package} import {name}"

@@ -12,7 +12,7 @@ from PIL import Image
 from framed_encoders import Fitted, Grouped, Packed, Several, Sized, Torn, cook, numbers
 from headrace import ConfigError, MediaDataset, Order
 from headrace.datasets import EncodedDataset, Framed, FramedRun
-from headrace.datasets.encoded.held import Held, size_of
+from headrace.datasets.encoded.unit_reader import Held, size_of
 from headrace.encoders import (
     Cooker,
     DefaultTaskEncoder,

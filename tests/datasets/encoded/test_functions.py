@@ -11,16 +11,14 @@ import pytest
 
 from framed_encoders import cook, numbers
 from headrace import Blend, ConfigError, MediaDataset, Order
-from headrace.datasets import (
+from headrace.compat.energon import (
     FilterDataset,
-    Framed,
-    FramedRun,
     GroupBatchDataset,
     IterMapDataset,
-    MapDataset,
     PackingDataset,
     ShuffleBufferDataset,
 )
+from headrace.datasets import Framed, FramedRun, MapDataset
 from headrace.encoders import Cooker, DefaultTaskEncoder, SkipSample, stateless
 
 NUMPY: Any = np.random

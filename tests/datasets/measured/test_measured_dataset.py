@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import packs_plainly
-from headrace import Blend, ConfigError, Loader, MeasuredDataset, Order, Packing, Ranks, Reading, Run, measure
-from headrace.datasets import EncodedDataset
-from headrace.datasets.run_file import read_run_file
-from headrace.datasets.trace_faces import Sources
+from headrace import Blend, ConfigError, Loader, MeasuredDataset, Order, Packing, Run
+from headrace.datasets import EncodedDataset, measure
+from headrace.datasets.tracing.faces import Sources
+from headrace.datasets.tracing.run_file import read_run_file
 from headrace.encoders import SkipSample, stateless
 from headrace.errors import StaleCacheError, StateError
+from headrace.loader import Ranks, Reading
 from headrace.plan.keys import derive
 from headrace.plan.measured import Grouping
 from measured_made import Drawing, Drawn, Filter, Grouped, Packed, opened, plain_outputs

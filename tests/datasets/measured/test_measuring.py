@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 
 import killing
-from headrace import ConfigError, MeasuredDataset, MeasuredFacts, OutputError, StoreError, WorkerError, measure
-from headrace.datasets.measuring.group_keys import key_of, key_text
+from headrace import ConfigError, MeasuredDataset, StoreError, WorkerError
+from headrace.datasets import MeasuredFacts, measure
+from headrace.datasets.measuring.chunk import key_of, key_text
 from headrace.datasets.measuring.running import find_facts
 from headrace.encoders import SkipSample, stateless
+from headrace.errors import OutputError
 from measured_made import Drawing, Drawn, Filter, Grouped, Packed, numbers, opened, plain_outputs
 
 COUNT, BROKEN = 150, (3, 77, 120)

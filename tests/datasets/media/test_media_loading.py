@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 import slots
 from counts import cases
-from headrace import Blend, Bucketing, ConfigError, Loader, MediaDataset, Order, Ranks, Reading, Run, StateError
+from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, StateError
 from headrace.errors import DecodeError
-from headrace.loader import collate_fn
+from headrace.loader import Ranks, Reading, collate_fn
+from headrace.plan import Bucketing
 from headrace.samples.media import CaptioningSample, Cooker, SampleDecoder, basic_sample_keys, cooker
 
 Make = Callable[..., Path]

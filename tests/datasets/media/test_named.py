@@ -14,7 +14,7 @@ import torch
 
 import media_texts
 from headrace import ConfigError, Loader, MediaDataset, StoreError
-from headrace.datasets.media import (
+from headrace.compat.energon import (
     BaseCoreDataset,
     CaptioningWebdataset,
     CrudeWebdataset,

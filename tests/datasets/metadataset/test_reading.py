@@ -8,9 +8,8 @@ import pytest
 
 from headrace import ConfigError
 from headrace.datasets.metadataset import load_dataset
-from headrace.datasets.metadataset.description import MixEntry, PathEntry
-from headrace.datasets.metadataset.names import names_of
-from headrace.datasets.metadataset.reading import read_splits
+from headrace.datasets.metadataset.reading import names_of, read_splits
+from headrace.datasets.metadataset.tree import MixEntry, PathEntry
 
 TWO = [{"path": "a"}, {"path": "b"}]
 

@@ -15,7 +15,7 @@ from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.datasets.media.file_stores import FILESYSTEM
 from headrace.datasets.metadataset import JoinedSource, Metadataset, Source, SourceOptions, load_dataset, sources
-from headrace.datasets.metadataset.building import build
+from headrace.datasets.metadataset.metadataset import build
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.stores import Problem
 from headrace.stores.sample_layouts import sample_layout

@@ -11,7 +11,7 @@ from headrace.cli.media.samples import LookedAtSample, Place, ShownSample
 from headrace.cli.views.token_texts import TokenTexts
 from headrace.cli.views.tokenizer import find_texts
 from headrace.datasets import Run
-from headrace.datasets.trace_origins import Origin
+from headrace.datasets.dataset import Origin
 from headrace.stores import RawSample
 
 _FIELD = "input_ids"

@@ -19,39 +19,22 @@ if TYPE_CHECKING:
     from headrace.datasets.encoded.dataset import EncodedDataset
     from headrace.datasets.encoded.framed import Framed
     from headrace.datasets.encoded.framed_run import FramedRun
-    from headrace.datasets.encoded.functions import (
-        FilterDataset,
-        GroupBatchDataset,
-        IterMapDataset,
-        PackingDataset,
-        ShuffleBufferDataset,
-    )
     from headrace.datasets.encoded.measured import MeasuredDataset
     from headrace.datasets.encoded.unit_reader import UnitReader
 
 _HOMES = {
     "EncodedDataset": "headrace.datasets.encoded.dataset",
-    "FilterDataset": "headrace.datasets.encoded.functions",
     "Framed": "headrace.datasets.encoded.framed",
     "FramedRun": "headrace.datasets.encoded.framed_run",
-    "GroupBatchDataset": "headrace.datasets.encoded.functions",
-    "IterMapDataset": "headrace.datasets.encoded.functions",
     "MeasuredDataset": "headrace.datasets.encoded.measured",
-    "PackingDataset": "headrace.datasets.encoded.functions",
-    "ShuffleBufferDataset": "headrace.datasets.encoded.functions",
     "UnitReader": "headrace.datasets.encoded.unit_reader",
 }
 
 __all__ = [
     "EncodedDataset",
-    "FilterDataset",
     "Framed",
     "FramedRun",
-    "GroupBatchDataset",
-    "IterMapDataset",
     "MeasuredDataset",
-    "PackingDataset",
-    "ShuffleBufferDataset",
     "UnitReader",
 ]
 

@@ -1,21 +1,26 @@
-"""Samples of media through a task encoder that gives exactly one output for each."""
+"""Samples of media through a task encoder that gives one output for each, for one dataset or all of a mix.
+
+A task encoder for all datasets of a mix, or of what lies at a path.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from headrace.datasets.encoded.batches import one_batch
+from headrace.datasets.dataset import Dataset, Origins
 from headrace.datasets.encoded.keys import address_of, marked, restore_key_of
-from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
-from headrace.datasets.media import MediaDataset, SampleDataset
-from headrace.datasets.media.collating import without_rows
+from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, one_batch
+from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
 from headrace.datasets.media.dataset import OfCrude
-from headrace.datasets.trace_origins import Origins
-from headrace.encoders import EncoderPipeline, ErrorPolicy, TaskEncoder, bound_cookers, collecting
+from headrace.datasets.media.face import without_rows
+from headrace.datasets.metadataset import JoinedSource, Source, SourceOptions
+from headrace.datasets.mix import Mix
+from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder, bound_cookers, collecting
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -203,3 +208,68 @@ class EncodedDataset(SampleDataset):
 
 def _again(dataset: Media, encoder: Encoder, seed: int, errors: ErrorPolicy) -> EncodedDataset:
     return EncodedDataset(dataset, encoder, seed=seed, errors=errors)
+
+
+def encoder_or_none(encoder: object) -> Encoder | None:
+    """The encoder; None for ``DefaultTaskEncoder()`` as it is, which changes nothing.
+
+    Raises:
+        ConfigError: not a task encoder.
+    """
+    if encoder is None or (type(encoder) is DefaultTaskEncoder and vars(encoder) == vars(DefaultTaskEncoder())):
+        return None
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
+    return encoder
+
+
+def opening_options(encoder: Encoder, given: dict[str, Any]) -> dict[str, Any]:
+    """The decoder and the cookers of an encoder, below the options that are given."""
+    return {"decoder": encoder.decoder, "cookers": OfCrude(bound_cookers(encoder)), **given}
+
+
+class EncodedSources(SourceOptions, frozen=True, kw_only=True):
+    """Opens the datasets of a metadataset, each with the encoder around it.
+
+    Attributes:
+        encoder: of all of them.
+        seed: of the random numbers in hooks.
+        errors: what is done about samples that cannot be made.
+    """
+
+    encoder: Encoder
+    seed: int
+    errors: ErrorPolicy | None = None
+
+    def dataset(self, source: Source | JoinedSource) -> Dataset:
+        """See `SourceOptions.dataset`; what `EncodedDataset` refuses is a ConfigError that names the place, too."""
+        found = super().dataset(source)
+        try:
+            return EncodedDataset(_media(found), self.encoder, seed=self.seed, errors=self.errors)
+        except ConfigError as error:
+            raise ConfigError(f"{source.where}: {error}") from error
+
+
+def encoded(data: Dataset | Mix, encoder: Encoder, *, seed: int, errors: ErrorPolicy | None = None) -> Dataset | Mix:
+    """The same mix with an `EncodedDataset` around each dataset.
+
+    Raises:
+        ConfigError: what `EncodedDataset` refuses.
+    """
+    if not isinstance(data, Mix):
+        return EncodedDataset(_media(data), encoder, seed=seed, errors=errors)
+    # A mix reads nothing: it is numbers, and the children that they are of, as many samples as before.
+    again = copy.copy(data)
+    again.children = {name: encoded(child, encoder, seed=seed, errors=errors) for name, child in data.children.items()}
+    for name in ("data", "dataset"):
+        if name in vars(again):
+            setattr(again, name, again.children[""])
+    return again
+
+
+def _media(dataset: Dataset) -> Media:
+    if isinstance(dataset, EncodedDataset):
+        raise ConfigError(f"{dataset!r} is encoded by a task encoder already; leave task_encoder out")
+    if not isinstance(dataset, MediaDataset | JoinedMediaDataset):
+        raise ConfigError(f"a task encoder is for samples of media, found {dataset!r}")
+    return dataset

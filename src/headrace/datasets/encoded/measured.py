@@ -1,4 +1,9 @@
-"""Outputs, groups and packs of samples under a task encoder, in closed form over facts that were measured once."""
+"""Outputs, groups and packs of samples under a task encoder, in closed form over facts that were measured.
+
+Whether facts, encoder and form of a measured source belong together.
+
+Outputs of measured samples, each compared with what was measured of it.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +11,167 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace.datasets.encoded.batches import one_batch, raised
+from headrace.datasets.dataset import Origins
 from headrace.datasets.encoded.keys import keyed, restore_key_of
-from headrace.datasets.encoded.measured_form import check_facts, form_of
-from headrace.datasets.encoded.measured_outputs import MeasuredOutputs, Row
-from headrace.datasets.encoded.measured_units import Form, MeasuredUnits
-from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
-from headrace.datasets.measuring.chunk import measured_pipeline
+from headrace.datasets.encoded.measured_units import Form, MeasuredUnits, Rows
+from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, one_batch, raised
+from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
 from headrace.datasets.media import SampleDataset
-from headrace.datasets.media.collating import without_rows
-from headrace.datasets.trace_origins import Origins
-from headrace.encoders import HookFailure, Place, collecting
+from headrace.datasets.media.face import without_rows
+from headrace.encoders import EncoderPipeline, HookFailure, Place, collecting
 from headrace.encoders.pipeline import Output
-from headrace.errors import ConfigError, SkipSample
+from headrace.errors import ConfigError, SkipSample, StaleCacheError, StateError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.measured import Grouping
 from headrace.plan.packing import Packing
 from headrace.samples.media.sample import BASE_FIELDS
+
+
+def check_facts(facts: MeasuredFacts, dataset: Media, pipeline: EncoderPipeline) -> None:
+    """Raise StaleCacheError: the facts are of another dataset or encoder."""
+    summary, encoder = facts.summary, facts_recipe(pipeline)
+    problems = []
+    if summary.dataset != dataset.fingerprint or summary.samples != len(dataset):
+        problems.append(f"of another dataset ({summary.samples:,} samples; {dataset!r} has the fingerprint"
+                        f" {dataset.fingerprint}, measured was {summary.dataset})")  # fmt: skip
+    if summary.encoder != encoder:
+        names = [name for name in {**summary.encoder, **encoder} if summary.encoder.get(name) != encoder.get(name)]
+        pairs = [f"{name} {summary.encoder.get(name)!r} and not {encoder.get(name)!r}" for name in names]
+        problems.append(f"of another encoder: {', '.join(pairs)}")
+    if problems:
+        raise StaleCacheError(
+            f"{facts.path}: these facts are {'; '.join(problems)}. Measure this one: `headrace measure`, or"
+            " headrace.datasets.measure(dataset, encoder)",
+            tuple(problems),
+        )
+
+
+def form_of(form: Form | None, pipeline: EncoderPipeline, facts: MeasuredFacts) -> Form | None:
+    """The form that was given, or that of the encoder's groups.
+
+    Raises:
+        ConfigError: it does not go with the hooks of the encoder.
+    """
+    kind = type(pipeline.encoder).__name__
+    if form is not None and not isinstance(form, Grouping | Packing):
+        raise ConfigError(f"form is {form!r:.80}; expected a Packing, a Grouping, or None for single outputs")
+    if pipeline.packing and not isinstance(form, Packing):
+        raise ConfigError(
+            f"{kind} packs: say how long packs are, form=headrace.Packing(max_seq_len=4096); found form={form!r:.80}"
+        )
+    if pipeline.packing and pipeline.groups:
+        raise ConfigError(
+            f"{kind} packs and groups its packs, and measured sources do one of the two: take a framed source, or leave"
+            " one of pack_selected_samples and batch_group_criterion out"
+        )
+    if not isinstance(form, Packing):
+        return facts.grouping() if form is None and pipeline.groups else form
+    if not pipeline.packing:
+        raise ConfigError(
+            f"{kind} does not override pack_selected_samples, which makes a pack of what was chosen for it"
+        )
+    if form.cuts or form.over_long not in ("error", "drop"):
+        raise ConfigError(
+            f"strategy={form.strategy!r}, over_long={form.over_long!r} cuts samples, and outputs of an encoder are"
+            " packed whole: take over_long='error' or 'drop' with best_fit, first_fit or greedy, and cut in"
+            " preencode_sample"
+        )
+    return form
+
+
+class _Source:
+    """The outputs of one sample, made when the first is asked for, each handed out once."""
+
+    def __init__(self, make: Callable[[], list[Output]], count: int) -> None:
+        self.count = count
+        self._make = make
+        self._outputs: dict[int, Output] = {}
+
+    def outputs(self, number: int) -> int | None:
+        """Make the outputs where this one is not there; how many there are, if not as many as were measured."""
+        if number not in self._outputs:
+            made = self._make()
+            if len(made) != self.count:
+                return len(made)
+            self._outputs = dict(enumerate(made))
+        return None
+
+    def take(self, number: int) -> Output:
+        # Whoever gets it may change it: asked for twice, it is made twice.
+        return self._outputs.pop(number)
+
+
+class Row(NamedTuple):
+    """An output that a unit is made of: of which ``sample``, which ``output``, and its number among all ``fact``."""
+
+    source: _Source
+    sample: int
+    output: int
+    fact: int
+
+
+class MeasuredOutputs:
+    """Makes the outputs that units are made of.
+
+    Args:
+        outputs: of the dataset that was measured.
+        facts: of it.
+        form: of the units, which says what is compared beside the number of outputs.
+    """
+
+    def __init__(self, outputs: SampleEncoder, facts: MeasuredFacts, form: Form | None) -> None:
+        self._outputs = outputs
+        self._pipeline = outputs.pipeline
+        self._facts = facts
+        self._form = form
+
+    def of(self, rows: Rows) -> list[Row]:
+        """One for each row; the bytes of their samples are read, all together."""
+        samples, places = np.unique(self._outputs.addresses(rows.samples, rows.keys), return_inverse=True)
+        counts = self._facts.arrays["num_outputs"][self._outputs.indices(samples)].tolist()
+        sources = [_Source(make, count) for make, count in zip(self._outputs.makers(samples), counts, strict=True)]
+        numbers = zip(rows.samples.tolist(), rows.outputs.tolist(), rows.facts.tolist(), strict=True)
+        return [Row(sources[place], *one) for place, one in zip(places.tolist(), numbers, strict=True)]
+
+    def output(self, row: Row) -> Output:
+        """The output of a row.
+
+        Raises:
+            StateError: it is not what was measured.
+            Exception: what hooks raise, with a note that says where.
+        """
+        found = row.source.outputs(row.output)
+        if found is not None:
+            raise self._differs(row, f"{found} outputs", f"{row.source.count}")
+        one = row.source.take(row.output)
+        try:
+            if isinstance(self._form, Packing):
+                measured = int(self._facts.arrays["lengths"][row.fact])
+                if (length := self._pipeline.length(one)) != measured:
+                    raise self._differs(row, f"an output of length {length:,}", f"{measured:,}")
+            elif isinstance(self._form, Grouping):
+                group = self._facts.summary.groups[int(self._facts.arrays["groups"][row.fact])]
+                key, size = self._pipeline.criterion(one)
+                if (key_text(key), size) != (group.key, group.size):
+                    raise self._differs(row, f"an output of the group {key!r}, {size}", f"{group.key}, {group.size}")
+        except HookFailure as failure:
+            where = f"sample {row.sample:,} of {self._outputs.dataset.store.path}"
+            error = raised(failure, type(self._pipeline.encoder).__name__, where)
+            raise error from error.__cause__
+        return one
+
+    def _differs(self, row: Row, found: str, measured: str) -> StateError:
+        return StateError(
+            f"{type(self._pipeline.encoder).__name__} gave {found} for sample {row.sample:,} of"
+            f" {self._outputs.dataset.store.path}, where {measured} was measured ({self._facts.path}): if its code was"
+            " changed, raise its `version` and measure again; hooks may not decide such facts by random numbers"
+        )
+
 
 RESTORE: Final = "Measured"
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from headrace.datasets.dataset import Origins, media_origins
 from headrace.datasets.measuring.facts import MeasuredFacts, numbers_of
-from headrace.datasets.trace_origins import Origins, media_origins
 from headrace.errors import ConfigError, StoreError
 from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray

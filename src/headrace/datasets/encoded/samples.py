@@ -1,10 +1,15 @@
-"""The outputs of the samples of one dataset under a task encoder, and what becomes of those that cannot be made."""
+"""The outputs of the samples of one dataset under a task encoder, what becomes of those that fail, and their batches.
+
+Samples as one batch by the hooks of a task encoder, and what is said where they fail.
+
+The batch of a task encoder as a loader takes it: name -> array or list.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import sleep
 from typing import Any, TypeAlias
@@ -12,8 +17,9 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from headrace.datasets.dataset import media_origins
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
-from headrace.datasets.trace_origins import media_origins
+from headrace.datasets.media.face import STACKED
 from headrace.encoders import (
     EncoderPipeline,
     ErrorPolicy,
@@ -31,6 +37,7 @@ from headrace.encoders import (
     position_here,
 )
 from headrace.encoders.hooks import BoundCooker, function_hook
+from headrace.encoders.mapping import fields_of
 from headrace.encoders.pipeline import READING, Output
 from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
 from headrace.plan import IntArray, KeyArray
@@ -275,3 +282,62 @@ def _cook_hook(dataset: Media) -> Hook | None:
         seeds=tuple(sorted({name for hook in hooks for name in hook.seeds})),
         failure_tolerance=min(said, default=None),
     )
+
+
+def columns_of(batch: Any, encoder: str) -> dict[str, Any]:
+    """The fields of a dict, a dataclass or a named tuple; arrays of which tensors cannot be made become lists.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    try:
+        found = fields_of(batch)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the batch that {encoder} gave is not one for a loader, which hands out fields: {error}"
+        ) from None
+    return {name: _column(value) for name, value in found.items()}
+
+
+def _column(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.char not in STACKED:
+        return list(value)
+    # Tensors have the byte order of the machine.
+    return value.astype(value.dtype.newbyteorder("="), copy=False)
+
+
+def one_batch(
+    pipeline: EncoderPipeline, samples: Sequence[Any], place: Place, key: Any, *, kind: str, instead: str
+) -> dict[str, Any]:
+    """The columns of a batch that begins with a sample at ``place``, with the restore ``key``.
+
+    ``kind`` of source it is for, and what to do ``instead`` of leaving a batch out, are for messages.
+
+    Raises:
+        ConfigError: `SkipSample`; another number of batches than one; a batch without fields.
+    """
+    pipeline.check_thread()
+    encoder = type(pipeline.encoder).__name__
+    try:
+        batches = pipeline.batch(samples, place)
+    except HookFailure as failure:
+        error = failure.error
+        where = f"in {failure.hook.name} of {encoder}: the batch that begins with {key!r}"
+        if isinstance(error, SkipSample):
+            raise ConfigError(f"SkipSample {where}: {kind} cannot leave a batch out; {instead}") from error
+        error.add_note(where)
+        raise error from error.__cause__
+    if len(batches) != 1:
+        raise ConfigError(
+            f"{encoder}.encode_batch gave {len(batches)} batches; {kind} takes exactly one: return it, or give several"
+            " outputs of a sample in encode_sample"
+        )
+    return columns_of(batches[0], encoder)
+
+
+def raised(failure: HookFailure, encoder: str, of: str) -> Exception:
+    """The error of a hook, with a note that says where it was."""
+    failure.error.add_note(f"in {failure.hook.name} of {encoder}: {of}")
+    return failure.error

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.measuring.chunk import FACTS_VERSION
-from headrace.datasets.measuring.group_keys import key_of
+from headrace.datasets.measuring.chunk import FACTS_VERSION, key_of
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, StoreError
 from headrace.io import check_local

@@ -11,8 +11,8 @@ import msgspec
 
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
-from headrace.datasets.media.cache import CachePool
 from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude
+from headrace.datasets.media.file_stores import CachePool
 from headrace.datasets.metadataset.tree import JoinedSource, Source, SourceColumn
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset

@@ -1,21 +1,69 @@
-"""From what a metadataset says to its tree: nested files are opened, and what outer entries say is handed down."""
+"""From what a metadataset says to its tree: nested files and paths are followed, and outer entries change inner ones.
+
+Where the paths of a metadataset lead: relative to its file, absolute, or with a protocol.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from headrace.datasets.metadataset.description import Column, Entry, JoinEntry, MixEntry, PathEntry, Splits
-from headrace.datasets.metadataset.names import names_of
-from headrace.datasets.metadataset.places import aux_place, place
-from headrace.datasets.metadataset.reading import read_splits
-from headrace.datasets.metadataset.tree import JoinedSource, Mixed, Source, SourceColumn, Tree
+from headrace.datasets.media.file_stores import FILESYSTEM
+from headrace.datasets.metadataset.reading import names_of, read_splits
+from headrace.datasets.metadataset.tree import (
+    Column,
+    Entry,
+    JoinedSource,
+    JoinEntry,
+    Mixed,
+    MixEntry,
+    PathEntry,
+    Source,
+    SourceColumn,
+    Splits,
+    Tree,
+)
 from headrace.errors import ConfigError, StoreError
 from headrace.plan import Subset
 from headrace.stores.energon import cache_folder
 from headrace.stores.energon.config_file import near, read_config
+
+_PROTOCOL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+
+
+def place(text: str, base: Path, where: str) -> str:
+    """The path of a dataset, relative ones from the folder ``base``.
+
+    Raises:
+        ConfigError: it is not on a disk of this machine.
+    """
+    found = _PROTOCOL.fullmatch(text)
+    if found is None:
+        return os.path.normpath(base / text)
+    protocol, rest = found[1].lower(), found[2]
+    if protocol == "file":
+        return os.path.normpath(rest.removeprefix("localhost"))
+    if protocol == "filesystem":
+        raise ConfigError(f"{where}: {text} is a folder of files, which only aux can name; a dataset is a path")
+    raise ConfigError(
+        f"{where}: {text} cannot be read: only file:// is known here; copy or mount it, and give its path"
+    )
+
+
+def aux_place(text: str, base: Path, where: str) -> str:
+    """The path of auxiliary files; ``filesystem://FOLDER`` stays what it is, with an absolute folder.
+
+    Raises:
+        ConfigError: as `place`.
+    """
+    if text.lower().startswith(FILESYSTEM):
+        return FILESYSTEM + place(text[len(FILESYSTEM) :], base, where)
+    return place(text, base, where)
+
 
 SUFFIX = ".yaml"
 

@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from headrace.datasets import FramedRun
-from headrace.datasets.encoded.frame_journal import JournalFile, check_journal
+from headrace.datasets.encoded.framed_run import JournalFile, check_journal
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, HeadraceError, StateError
 from headrace.loader.faults import Given, merged

@@ -1,0 +1,45 @@
+"""AstrAI's datasets, sampler and storage under its own names, for programs that were written against it.
+
+    DatasetFactory.load("sft", path, window_size) -> its four training types, `BaseDataset`; StreamWindows, its windows
+    ResumableDistributedSampler                      the order of indices of each rank
+    detect_format(path) -> "h5" | "bin" | "jsonl"
+    StoreFactory.create("bin") -> MmapStore -> load(path) -> fetch(begin, end, keys), fetch_record(i, keys)
+    save_h5, load_h5, save_bin, load_bin             files of tensors, whole
+
+A store of `headrace.stores` is behind each key, and `headrace.open` is what new programs use. Results are torch
+tensors, as AstrAI's are; torch is imported when one is made.
+"""
+
+from headrace.compat.astrai.factory import BaseDataset, DatasetFactory, load_dataset
+from headrace.compat.astrai.sampler import ResumableDistributedSampler
+from headrace.compat.astrai.stores import (
+    H5Store,
+    JsonlStore,
+    MmapStore,
+    Store,
+    StoreFactory,
+    detect_format,
+    load_bin,
+    load_h5,
+    save_bin,
+    save_h5,
+)
+from headrace.compat.astrai.windows import StreamWindows
+
+__all__ = [
+    "BaseDataset",
+    "DatasetFactory",
+    "H5Store",
+    "JsonlStore",
+    "MmapStore",
+    "ResumableDistributedSampler",
+    "Store",
+    "StoreFactory",
+    "StreamWindows",
+    "detect_format",
+    "load_bin",
+    "load_dataset",
+    "load_h5",
+    "save_bin",
+    "save_h5",
+]

@@ -1,0 +1,69 @@
+"""Media for training under the names that users of Megatron-Energon know: a path in, a resumable loader out.
+
+    get_train_dataset(path, ...)  --> EnergonDataset --get_savable_loader--> EnergonLoader --> batches of this rank
+    get_val_dataset(path, ...)    --> (what, in which order)                  save_state_rank(), restore_state_rank()
+
+    wrappers: FilterDataset, BlendDataset, ...    named: CaptioningWebdataset, CrudeWebdataset, ...
+
+The order is that of `headrace.Run`, so that a state is a position: under 1 KB, the same on every rank, good for any
+number of ranks and workers. Only ``order="energon"`` is Energon's own, bound to both. Batches are dicts, those of
+`headrace.Loader`. A task encoder that groups, packs, or gives none or several outputs of a sample makes a framed run
+in the place of the run: then a state holds the lanes that a rank serves.
+"""
+
+from headrace.compat.energon.dataset import EnergonDataset, WorkerConfig
+from headrace.compat.energon.getting import (
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
+from headrace.compat.energon.loader import EnergonLoader
+from headrace.compat.energon.named import (
+    BaseCoreDataset,
+    BaseWebdataset,
+    CaptioningWebdataset,
+    CrudeWebdataset,
+    DefaultDecoderWebdataset,
+    DefaultGenericWebdataset,
+    ImageWebdataset,
+    OCRWebdataset,
+    VQAWebdataset,
+)
+from headrace.compat.energon.wrappers import (
+    BlendDataset,
+    FilterDataset,
+    GroupBatchDataset,
+    IterMapDataset,
+    MixBatchDataset,
+    PackingDataset,
+    ShuffleBufferDataset,
+)
+
+__all__ = [
+    "BaseCoreDataset",
+    "BaseWebdataset",
+    "BlendDataset",
+    "CaptioningWebdataset",
+    "CrudeWebdataset",
+    "DefaultDecoderWebdataset",
+    "DefaultGenericWebdataset",
+    "EnergonDataset",
+    "EnergonLoader",
+    "FilterDataset",
+    "GroupBatchDataset",
+    "ImageWebdataset",
+    "IterMapDataset",
+    "MixBatchDataset",
+    "OCRWebdataset",
+    "PackingDataset",
+    "ShuffleBufferDataset",
+    "VQAWebdataset",
+    "WorkerConfig",
+    "get_loader",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+]

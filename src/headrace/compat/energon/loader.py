@@ -1,0 +1,347 @@
+"""The batches of this rank, in our order or Energon's own, and the state of a run, by the names of Energon's loader.
+
+The batches of this rank in Energon's own order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from headrace.compat.energon.dataset import EnergonDataset
+from headrace.compat.energon.own_order import OwnOrder
+from headrace.encoders import FaultLog
+from headrace.errors import StateError
+from headrace.loader.faults import Counting, report_path, shared_out
+from headrace.loader.loader import Loader
+from headrace.loader.ragged import faults_of
+from headrace.loader.reading import Reader, Reading
+from headrace.loader.spans import Batch, Span, divide
+from headrace.plan import BatchSchedule, Cursor, Recipe
+
+
+class EnergonLoader(ABC):
+    """Iterates over this rank's batches; goes on where the last iteration stopped delivering.
+
+    An iteration is ``virtual_epoch_length`` batches, or one pass, or has no end. Batches are dicts, those of
+    `headrace.Loader`. With ``tail="pad"`` they have ``sample_mask`` too, (batch,) bool, False for samples that were
+    given before and fill the last batch.
+
+    State may be saved and restored at any time, and on any rank: it is the same on all of them, unless the dataset is
+    framed.
+    """
+
+    def __init__(self, dataset: EnergonDataset) -> None:
+        self.dataset = dataset
+        self._iteration = 0
+
+    @property
+    @abstractmethod
+    def position(self) -> int:
+        """How far the run is: samples given to all ranks; in Energon's own order batches given to this one."""
+
+    @abstractmethod
+    def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
+        """Go on at a position, which is not within a step unless it is known how its slots were drawn."""
+
+    def _drawn_to(self) -> tuple[int, ...]:
+        """See `Cursor`."""
+        return ()
+
+    @abstractmethod
+    def _next_epoch(self) -> Iterator[Batch]:
+        """The batches of one iteration."""
+
+    @property
+    @abstractmethod
+    def faults(self) -> FaultLog:
+        """The samples of the batches given so far that could not be made, and one that ended the run."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End worker processes; the next iteration starts new ones."""
+
+    @property
+    @abstractmethod
+    def _identity(self) -> tuple[Recipe, BatchSchedule]:
+        """What a state is held against."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._iteration += 1
+        return self._batches(self._iteration)
+
+    def _batches(self, iteration: int) -> Iterator[Batch]:
+        epoch: Iterator[Batch] | None = None
+        while True:
+            if iteration != self._iteration:
+                raise StateError("this iterator is outdated: the loader was iterated anew or restored another state")
+            epoch = epoch or self._next_epoch()
+            batch = next(epoch, None)
+            if batch is None:
+                return
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Under 1 KB, JSON-safe, the same on every rank; resumes with the batch after the last one delivered."""
+        recipe, schedule = self._identity
+        position = self.position
+        step = schedule.step_of(position)
+        return Cursor(recipe=recipe.hashes(), step=step, position=position, drawn_to=self._drawn_to()).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, whatever ranks, workers and batches it was saved with.
+
+        Raises:
+            StateError: not a state, damaged, or of another run, whose differing parts it names; nothing has changed.
+        """
+        cursor = Cursor.from_dict(state)
+        recipe, schedule = self._identity
+        try:
+            cursor = cursor.verified(recipe, schedule, None, saved=None)
+        except StateError as error:
+            if self.dataset.own_order is not None and cursor.recipe.get("order") != recipe.hashes()["order"]:
+                topology = self.dataset.own_order.order.topology
+                raise StateError(
+                    f"{error}\nEnergon's own order is bound to ranks and workers, here {topology.world_size:,} ranks "
+                    f"of {topology.num_workers:,} workers: resume with as many as the state was saved with."
+                ) from None
+            raise
+        self._restore(cursor.position, cursor.drawn_to)
+        self._iteration += 1
+
+    def save_state_rank(self) -> dict[str, Any]:
+        """`state_dict`: of this rank, and so of any."""
+        return self.state_dict()
+
+    def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
+        """`load_state_dict`; None is the beginning."""
+        if state is not None:
+            self.load_state_dict(state)
+            return
+        self._restore(0)
+        self._iteration += 1
+
+    def save_state_global(self, global_dst_rank: int) -> dict[str, Any] | None:
+        """The state on one process of the job, None on the others; no communication, as they are all the same."""
+        here = dist.get_rank() if dist.is_available() and dist.is_initialized() else global_dst_rank
+        return self.state_dict() if here == global_dst_rank else None
+
+    def restore_state_global(self, state: Mapping[str, Any] | None, *, src_rank: int | None = None) -> None:
+        """Restore on all ranks a state that every one has, or that process ``src_rank`` of the job hands to the others.
+
+        The latter is two broadcasts over the data-parallel group, of 8 bytes and of the state, which all its processes
+        have to call.
+        """
+        if src_rank is not None and dist.is_available() and dist.is_initialized():
+            state = _broadcast(state, src_rank, self.dataset.worker_config.data_parallel_group)
+        self.restore_state_rank(state)
+
+    def restore_sample(self, key: Any) -> Any:
+        """A sample that was given before, bit for bit, by its ``__restore_key__``; of the list of a batch, the batch.
+
+        Needs the data and the key, and no state. What the loader adds to a batch (``sample_positions``) is not in it.
+        Of several datasets that are not framed a key may be of more than one: then the position of the sample, or a
+        list of them, says which.
+
+        Raises:
+            ConfigError: not a key of these data, or of several of them; what it was made of has changed; a hook is not
+                ``@stateless``.
+        """
+        return self.dataset.restore_sample(key)
+
+    def config(self) -> dict[str, Any]:
+        """The recipe that a state is held against; see `EnergonDataset.config`."""
+        return self.dataset.config()
+
+    def __repr__(self) -> str:
+        ranks = self.dataset.worker_config.ranks
+        return (
+            f"<{type(self).__name__}: rank {ranks.rank} of {ranks.world_size}, at {self.position:,}, {self.dataset!r}>"
+        )
+
+
+class StreamLoader(EnergonLoader):
+    """Of a stream whose positions belong to no rank."""
+
+    def __init__(self, dataset: EnergonDataset, reading: Reading, fault_report: str | None) -> None:
+        super().__init__(dataset)
+        self._reading = reading
+        self._fault_report = fault_report
+        self._faults = FaultLog()
+        self._loader = self._at(0, ())
+        self._begun = 0
+        self._inner: Iterator[Batch] | None = None
+
+    def _at(self, position: int, drawn_to: tuple[int, ...]) -> Loader:
+        loader = Loader(
+            self.dataset.run(position),
+            micro_batch_size=self.dataset.batch_size,
+            ranks=self.dataset.worker_config.ranks,
+            reading=self._reading,
+            fault_report=self._fault_report,
+        )
+        return _gone_on(loader, position, drawn_to)
+
+    def _drawn_to(self) -> tuple[int, ...]:
+        """See `EnergonLoader`; a pass that is through leaves the next one the rest of its last step."""
+        if self.dataset.stream.draw is None:
+            return ()
+        if self._is_through():
+            return self.dataset.ends_at(self.position)
+        return tuple(self._loader.state_dict().get("drawn_to", ()))
+
+    @property
+    def position(self) -> int:
+        """Samples given to all ranks together; a pass that is over has all its samples, padded or dropped."""
+        end = self.dataset.pass_end(self._begun)
+        return end if end is not None and self._is_through() else self._loader.position
+
+    @property
+    def faults(self) -> FaultLog:
+        """See `EnergonLoader.faults`."""
+        found = FaultLog()
+        found.merge(self._faults)
+        found.merge(self._loader.faults)
+        return found
+
+    def _is_through(self) -> bool:
+        length = self._loader.run.length
+        return length is not None and self._loader.position >= length
+
+    @property
+    def _identity(self) -> tuple[Recipe, BatchSchedule]:
+        return self.dataset.stream.recipe, self.dataset.stream.schedule
+
+    def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
+        end = self.dataset.pass_end(position)
+        if end is not None and position >= end:  # validation that was through begins again
+            position = 0
+        if position == self._begun:
+            _gone_on(self._loader, position, drawn_to)
+        else:
+            loader = self._at(position, drawn_to)
+            self._loader.close()
+            self._faults = self.faults
+            self._loader, self._begun = loader, position
+        self._inner = None
+
+    def _next_epoch(self) -> Iterator[Batch]:
+        if self._is_through():
+            self._restore(self.position, self._drawn_to())
+        if self._inner is None:
+            self._inner = iter(self._loader)
+        border = None
+        if virtual := self.dataset.virtual_epoch_length * self.dataset.together:
+            border = (self._loader.position // virtual + 1) * virtual
+        end = self.dataset.pass_end(self._begun)
+        for batch in self._inner:
+            if self.dataset.tail == "pad" and end is not None:
+                batch["sample_mask"] = batch["sample_positions"] < end
+            yield batch
+            if border is not None and self._loader.position >= border:
+                return
+        self._inner = None
+
+    def close(self) -> None:
+        """End worker processes; the next iteration starts new ones."""
+        self._inner = None
+        self._loader.close()
+
+    def __len__(self) -> int:
+        """Batches of an iteration on this rank; TypeError where it has no end."""
+        if self.dataset.virtual_epoch_length:
+            return self.dataset.virtual_epoch_length
+        if self.dataset.pass_samples is None:
+            raise TypeError("training that goes on for ever has no length; give it a virtual_epoch_length")
+        run = self._loader.run
+        if run.length is None or self.dataset.global_batch_size is not None:
+            return len(self._loader)
+        first = self._begun - self._begun % self.dataset.pass_samples
+        return -(-(run.length - first) // self.dataset.together)
+
+
+def _gone_on(loader: Loader, position: int, drawn_to: tuple[int, ...]) -> Loader:
+    """A loader where it goes on; raises StateError where it cannot."""
+    run = loader.run
+    recipe, step = run.recipe.hashes(), run.schedule.step_of(position)
+    loader.load_state_dict(Cursor(recipe=recipe, step=step, position=position, drawn_to=drawn_to).to_dict())
+    return loader
+
+
+def _broadcast(state: Mapping[str, Any] | None, src_rank: int, group: Any) -> dict[str, Any] | None:
+    """The state of one process on all of a group: the length of its JSON, then the JSON."""
+    on_gpu = "nccl" in dist.get_backend(group)
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    text = msgspec.json.encode(state)
+    length = torch.tensor([len(text)], dtype=torch.int64, device=device)
+    dist.broadcast(length, src=src_rank, group=group)
+    carried = torch.frombuffer(bytearray(text.ljust(int(length))[: int(length)]), dtype=torch.uint8).to(device)
+    dist.broadcast(carried, src=src_rank, group=group)
+    found: dict[str, Any] | None = msgspec.json.decode(bytes(carried.cpu().tolist()))
+    return found
+
+
+class OwnOrderLoader(EnergonLoader):
+    """Of Energon's own order."""
+
+    def __init__(self, dataset: EnergonDataset, own: OwnOrder, reading: Reading, fault_report: str | None) -> None:
+        super().__init__(dataset)
+        self._own = own
+        self._reader = Reader(own.run, reading)
+        self._given = 0
+        self._through = False
+        self._inner: Iterator[tuple[Batch, FaultLog | None]] | None = None
+        ranks = dataset.worker_config.ranks
+        self._counting = Counting(report_path(fault_report, ranks.rank, ranks.world_size))
+
+    @property
+    def position(self) -> int:
+        """Batches given to this rank."""
+        return self._given
+
+    @property
+    def faults(self) -> FaultLog:
+        """See `EnergonLoader.faults`; a step is a batch of this rank."""
+        return self._counting.faults
+
+    @property
+    def _identity(self) -> tuple[Recipe, BatchSchedule]:
+        return self._own.recipe, BatchSchedule.of(1)
+
+    def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
+        self._inner, self._through, self._given = None, False, position
+
+    def _next_epoch(self) -> Iterator[Batch]:
+        if self._through:
+            self._restore(0)
+        if self._inner is None:
+            spans = self._own.spans(self.dataset.worker_config.rank, self._given)
+            self._inner = _read(self._own, self._reader, spans)
+        begin = self._given
+        length = self.dataset.virtual_epoch_length
+        end = (self._given // length + 1) * length if length else None
+        for batch, faults in self._inner:
+            self._counting.add(len(batch["sample_positions"]), faults, self._given)
+            self._given += 1
+            yield batch
+            if self._given == end:
+                return
+        self._inner, self._through = None, True
+        if begin and self._given == begin:  # a state, or an iteration that was left, behind the last batch of a pass
+            yield from self._next_epoch()
+
+    def close(self) -> None:
+        """End worker processes; the next iteration starts new ones."""
+        self._inner = None
+        self._reader.close()
+
+
+def _read(own: OwnOrder, reader: Reader, spans: Iterator[Span]) -> Iterator[tuple[Batch, FaultLog | None]]:
+    # Not of the loader, which holds it: that would keep worker processes until cycles are collected.
+    for span, rows in reader.filled(spans):
+        yield from zip(divide(rows, span, own.run.constants), shared_out(faults_of(rows), span), strict=True)

@@ -1,0 +1,178 @@
+"""Megatron's blends of `GPTDataset`: the datasets taken in turn by its greedy rule, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from operator import index
+from typing import Any, Literal
+
+import numpy as np
+
+from headrace.compat.megatron.gpt import ONE_PART_SPLITS, GPTDataset
+from headrace.datasets.dataset import Dataset, Fields, Sample, shown_fields
+from headrace.datasets.mix import check_one_tokenizer
+from headrace.errors import ConfigError
+from headrace.plan import IntArray, KeyArray
+from headrace.plan.megatron import (
+    blend_sizes,
+    build_blending_indices,
+    build_exhaustive_blending_indices,
+    check_draws,
+    normalised_weights,
+    parse_blend,
+)
+
+Era = Literal["core", "before_2025_02"]
+
+
+class GPTBlend(Dataset):
+    """Sample i is the one that Megatron's ``BlendedDataset`` has at i.
+
+    With ``weights`` and ``size`` the dataset furthest behind its weight is next, ``size`` times; without them each
+    sample of each dataset comes once, in proportion to their numbers. The order is fixed: feed it with
+    ``Order(kind="none")``. 10 bytes a sample are kept.
+
+    Headrace's `Blend` needs no table, keeps its shares at any length, and starts a source that is through anew.
+
+    Args:
+        datasets: of equal fields.
+        weights: one for each, positive; None for every sample once.
+        size: how many samples; with weights only.
+        allow_different_tokenizers: take datasets whose manifests name different tokenisers, see `Blend`.
+
+    Raises:
+        ConfigError: fields or tokenisers that differ, weights that are not positive, or a dataset with fewer samples
+            than the blend draws from it: before the run, where Megatron ends in the middle of it.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Dataset],
+        *,
+        weights: Sequence[float] | None = None,
+        size: int | None = None,
+        allow_different_tokenizers: bool = False,
+    ) -> None:
+        if not datasets or (weights is not None and len(weights) != len(datasets)):
+            raise ConfigError(f"{len(datasets)} datasets and {0 if weights is None else len(weights)} weights")
+        if (weights is None) != (size is None):
+            raise ConfigError("weights and size go together: without them every sample of every dataset comes once")
+        shown = [shown_fields(dataset) for dataset in datasets]
+        for other in shown[1:]:
+            if other != shown[0]:
+                raise ConfigError(f"the datasets of a blend have the same fields, found {shown[0]} and {other}")
+        if not allow_different_tokenizers:
+            check_one_tokenizer((f"dataset {number}", dataset) for number, dataset in enumerate(datasets))
+        self.datasets = tuple(datasets)
+        self.weights = None if weights is None else normalised_weights(weights)
+        lengths = [len(dataset) for dataset in datasets]
+        if self.weights is None:
+            self.dataset_index, self.dataset_sample_index = build_exhaustive_blending_indices(lengths)
+        else:
+            self.dataset_index, self.dataset_sample_index = build_blending_indices(self.weights, index(size or 0))
+            names = [one.store.path if isinstance(one, GPTDataset) else one.describe() for one in datasets]
+            check_draws(self.dataset_index, lengths, names)
+        if not len(self.dataset_index):
+            raise ConfigError("a blend of no samples: size is at least 1")
+
+    @classmethod
+    def of(
+        cls,
+        blend: str | Sequence[str],
+        *,
+        num_samples: int | None,
+        build: Callable[[str, int | None], Dataset],
+        one_part: bool | None = None,
+        era: Era = "core",
+        allow_different_tokenizers: bool = False,
+    ) -> Dataset:
+        """What Megatron's builder makes of ``--data-path``, or of the list of one part (``--train-data-path``).
+
+        A single prefix is its dataset. With a weight it is so in a part's own list only: ``--data-path 1.0 A`` is a
+        blend of one dataset, which Megatron builds for 0.5 % more samples and caches under other names.
+
+        Args:
+            blend: ``"0.3 A 0.7 B"``, or prefixes alone, or a list of these words.
+            num_samples: how many are wanted; None for each sample once, of prefixes without weights.
+            build: makes the dataset of a prefix with so many samples at least, None for one epoch.
+            one_part: whether the list is that of one part alone. None: it is if the dataset has a split of
+                ``"1,0,0"``, ``"0,1,0"`` or ``"0,0,1"``; only a single prefix with a weight asks for it.
+            era: how many each dataset is built for, which decides its order: since Megatron-LM of 2025-02, or before.
+            allow_different_tokenizers: as for the class.
+
+        Raises:
+            ConfigError: the blend cannot be read, weights come without a number of samples, or as for the class.
+        """
+        prefixes, weights = parse_blend(blend)
+        allow = allow_different_tokenizers
+        if weights is None:
+            if len(prefixes) == 1:
+                return build(prefixes[0], num_samples)
+            datasets = [build(prefix, None) for prefix in prefixes]
+            if num_samples is None:
+                return cls(datasets, allow_different_tokenizers=allow)
+            lengths = [len(dataset) for dataset in datasets]
+            return cls(datasets, weights=lengths, size=min(num_samples, sum(lengths)), allow_different_tokenizers=allow)
+        if num_samples is None:
+            raise ConfigError(
+                f"the blend {blend!r} has weights, but num_samples is None, which is each sample once: say how many"
+                " samples are wanted, or leave the weights out (Megatron refuses this too)"
+            )
+        if len(prefixes) == 1 and one_part is not False:
+            dataset = build(prefixes[0], num_samples)
+            if one_part or (isinstance(dataset, GPTDataset) and dataset.split == ONE_PART_SPLITS[dataset.split_part]):
+                return dataset
+        # Megatron's builder normalises, and its blend once more; the last bit may decide.
+        shares = normalised_weights(weights)
+        sizes = blend_sizes(shares, num_samples, era=era)
+        datasets = [build(prefix, wanted) for prefix, wanted in zip(prefixes, sizes.num_samples, strict=True)]
+        return cls(datasets, weights=shares, size=sizes.size, allow_different_tokenizers=allow)
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    @property
+    def fields(self) -> Fields:
+        """Those of every dataset, and ``dataset_id`` () int16, the number of the dataset."""
+        return {**self.datasets[0].fields, "dataset_id": ((), np.dtype(np.int16))}
+
+    @property
+    def constants(self) -> Sample:
+        """Those of every dataset."""
+        return self.datasets[0].constants
+
+    @property
+    def num_tokens_per_sample(self) -> float:
+        """That of every dataset."""
+        return self.datasets[0].num_tokens_per_sample
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the bytes of the samples."""
+        return {
+            "kind": "gpt_blend",
+            "datasets": [dataset.recipe for dataset in self.datasets],
+            "weights": self.weights,
+            "num_samples": len(self),
+        }
+
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """(n,) int64: the numbers of the samples themselves."""
+        return indices
+
+    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
+        """Read samples of several datasets into ``rows`` of ``out``."""
+        places = np.arange(len(next(iter(out.values()))))[rows] if isinstance(rows, slice) else rows
+        chosen = self.dataset_index[addresses]
+        out["dataset_id"][rows] = chosen
+        samples = self.dataset_sample_index[addresses]
+        parts = {name: values for name, values in out.items() if name != "dataset_id"}
+        for number in np.unique(chosen).tolist():
+            mine = chosen == number
+            dataset = self.datasets[number]
+            dataset.read_into(dataset.locate(samples[mine]), parts, places[mine])
+
+    def describe(self) -> str:
+        """One line."""
+        return f"Megatron's blend of {len(self.datasets):,} datasets: {self.datasets[0].describe()}, ..."

@@ -1,0 +1,448 @@
+"""Megatron's ``GPTDataset``: its samples in its order, without its index files, with its masks and position ids.
+
+What Megatron makes of a row of tokens besides the tokens: loss mask, position ids, attention mask.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from operator import index
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.dataset import Dataset, Fields, Origins, Sample, pieces
+from headrace.datasets.loss_masks import shown_mask, warn_unused_mask
+from headrace.errors import ConfigError, StoreError
+from headrace.plan import IntArray, KeyArray
+from headrace.plan.megatron import GPTOrder, GPTSampling, SamplePieces, order_samples, split_ranges
+from headrace.stores import IndexedStore, Store
+from headrace.stores import open_tokens as open_store
+
+
+class GPTMasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Megatron's options for masks and positions, under its names.
+
+    ``eod``: the id of the end of a document; needed by the next three.
+    ``eod_mask_loss``: no loss where the *input* token is ``eod``; that the model ends a document stays trained.
+    ``reset_position_ids``: positions begin at 0 again behind each ``eod``.
+    ``reset_attention_mask``: tokens do not see what is before the last ``eod`` before them.
+    ``create_attention_mask``: a field ``attention_mask``, (1, S, S) bool, True where a token may *not* look.
+    ``inter_document_masking``: fields ``cu_seqlens`` and ``max_seqlen`` with the borders of the documents that a sample
+        is made of, whatever tokens they end with, and positions that begin at 0 in each; goes with no other mask.
+    ``pad``: the id that fills up a partial last sample, where the loss is 0 and the token 0. A real token of this id is
+        made 0 without loss too, as in Megatron: so it is -1 where the tokeniser has no pad of its own. `of` settles it.
+
+    Raises:
+        ConfigError: options that do not go together, or a ``pad`` that is no integer.
+    """
+
+    eod: int | None = None
+    eod_mask_loss: bool = False
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    create_attention_mask: bool = False
+    inter_document_masking: bool = False
+    pad: int = -1
+
+    def __post_init__(self) -> None:
+        """Check what goes together."""
+        if not isinstance(self.pad, int):
+            raise ConfigError(
+                f"pad is {self.pad!r}; it is the id of a token, or -1 for none. GPTMasks.of(tokenizer) takes it from a"
+                " tokenizer as Megatron does"
+            )
+        if self.eod is None and (self.eod_mask_loss or self.reset_position_ids or self.reset_attention_mask):
+            raise ConfigError("eod_mask_loss, reset_position_ids and reset_attention_mask need the id of eod")
+        if self.reset_attention_mask and not self.create_attention_mask:
+            raise ConfigError(
+                "reset_attention_mask changes the attention mask, which is not made without create_attention_mask=True "
+                "(Megatron leaves it out without a word)"
+            )
+        if self.inter_document_masking and (
+            self.create_attention_mask or self.reset_attention_mask or self.reset_position_ids
+        ):
+            raise ConfigError(
+                "inter_document_masking has borders and positions of its own: leave create_attention_mask, "
+                "reset_attention_mask and reset_position_ids out"
+            )
+
+    @classmethod
+    def of(cls, tokenizer: Any, *, allow_ambiguous_pad_tokens: bool = False, **options: bool) -> GPTMasks:
+        """The masks for a tokenizer of Megatron's kind: its ``eod``, and its ``pad`` as ``MegatronDataset`` has it.
+
+        The pad is -1, which no token is, where
+
+        - the tokenizer has none: no ``pad``, one that raises an error, or None;
+        - its pad is another special token too: a value of its ``special_tokens_dict`` besides ``pad_token``, or where
+          that is missing or empty, its ``eos`` or ``eod``. Else every end of a document would be token 0 without loss.
+
+        ``eod`` is None where the tokenizer has none: options that need it are then refused.
+
+        Args:
+            tokenizer: an object with ``eod`` and, if it has one, ``pad``.
+            allow_ambiguous_pad_tokens: take a pad that is another special token all the same, as Megatron's option of
+                this name does, and Megatron of before 2025-10 always did.
+            options: the other options of the class: ``eod_mask_loss=True``, ...
+
+        Raises:
+            ConfigError: as for the class.
+        """
+        try:
+            pad = tokenizer.pad
+        except Exception:  # Megatron too asks for no kind: those of its tokenizers that have none raise many
+            pad = None
+        if pad is not None and not allow_ambiguous_pad_tokens and pad in _other_special_tokens(tokenizer):
+            pad = None
+        eod = _id_or_none(tokenizer, "eod")
+        return cls(eod=None if eod is None else index(eod), pad=-1 if pad is None else index(pad), **options)
+
+
+def _other_special_tokens(tokenizer: Any) -> list[Any]:
+    """What Megatron compares the pad with."""
+    try:
+        found = [value for name, value in tokenizer.special_tokens_dict.items() if name != "pad_token"]
+    except (AttributeError, IndexError, ValueError):
+        found = []
+    return found or [_id_or_none(tokenizer, "eos"), _id_or_none(tokenizer, "eod")]
+
+
+def _id_or_none(tokenizer: Any, name: str) -> Any:
+    try:
+        return getattr(tokenizer, name)
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def position_ids(tokens: IntArray, eod: int) -> IntArray:
+    """(n, S) int64: from 0 again behind each ``eod`` of (n, S) ``tokens``."""
+    columns = np.arange(tokens.shape[1], dtype=np.int64)
+    begins = np.zeros(tokens.shape, dtype=np.int64)
+    begins[:, 1:] = np.where(tokens[:, :-1] == eod, columns[1:], 0)
+    positions: IntArray = columns - np.maximum.accumulate(begins, axis=1)
+    return positions
+
+
+def attention_mask(tokens: IntArray, eod: int | None) -> NDArray[np.bool_]:
+    """(n, 1, S, S) bool: True where the token of the row may not look at that of the column.
+
+    A token looks at itself and at earlier ones, with ``eod`` only at those behind the last ``eod`` before it.
+    """
+    size = tokens.shape[1]
+    columns = np.arange(size)
+    first = np.zeros(tokens.shape, dtype=np.int64) if eod is None else columns - position_ids(tokens, eod)
+    masked: NDArray[np.bool_] = (columns > columns[:, None]) | (columns < first[:, :, None])
+    return masked[:, None]
+
+
+def document_borders(offsets: IntArray, lengths: IntArray, size: int) -> tuple[NDArray[np.int32], IntArray]:
+    """(n, S + 1) int32 ``cu_seqlens``, from 0 to S, the last value repeated; and (n, S) int64 positions within them.
+
+    Sample i is made of the parts ``lengths[offsets[i]:offsets[i + 1]]``; those without a token make no border, and pads
+    belong to the last one. Source: Megatron-LM, ``inter_document_masking``.
+    """
+    num_samples = len(offsets) - 1
+    ends = np.cumsum(lengths)
+    before = ends - lengths
+    samples = np.repeat(np.arange(num_samples), np.diff(offsets))
+    begins = before - before[np.minimum(offsets[:-1], max(0, len(before) - 1))][samples]
+    inner = (lengths > 0) & (begins > 0) & (begins < size)
+    counts = np.bincount(samples[inner], minlength=num_samples)
+    table = np.full((num_samples, size + 1), size, dtype=np.int32)
+    table[:, 0] = 0
+    at = np.arange(inner.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + 1
+    table[samples[inner], at] = begins[inner]
+    starts = np.zeros((num_samples, size), dtype=np.int64)
+    starts[samples[inner], begins[inner]] = begins[inner]
+    return table, np.arange(size, dtype=np.int64) - np.maximum.accumulate(starts, axis=1)
+
+
+def padded(text: NDArray[Any], pad: int) -> bool:
+    """Whether ``pad`` can be among the values of a row of tokens at all: looked for only then."""
+    if text.dtype.kind == "f":
+        return True
+    limits = np.iinfo(text.dtype)
+    return int(limits.min) <= pad <= int(limits.max)
+
+
+SPLIT_PARTS = ("train", "valid", "test")
+ONE_PART_SPLITS = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}
+"""The split of data that are of one part alone, where Megatron has none."""
+_ROWS = ("tokens", "labels", "loss_mask")
+_INT64, _INT32, _FLOAT32, _BOOL = (np.dtype(kind) for kind in (np.int64, np.int32, np.float32, np.bool_))
+
+
+class GPTDataset(Dataset):
+    """Sample i is sample i of Megatron's ``GPTDataset``, element by element, for the same options.
+
+    Fields, with S = ``sequence_length``:
+
+    - ``tokens`` (S,) int64; ``labels`` (S,) int64, the next tokens;
+    - ``loss_mask`` (S,) float32: 0 at pads, and where ``masks`` say so; else 1;
+    - ``position_ids`` (S,) int64;
+    - ``attention_mask`` (1, S, S) bool, or ``cu_seqlens`` (S + 1,) int32 and ``max_seqlen`` () int32: if ``masks`` ask.
+
+    The shuffles are those of the dataset itself: feed it with ``Order(kind="none")``. Its order depends on
+    ``num_samples``: a run that is made longer may get another one from its first sample on. Megatron goes on in it
+    without a word; here a state that was saved in another order is refused, and ``order.warn_if_extended_from`` warns.
+    Headrace's own order (`WindowDataset`) has no such trap.
+
+    Nothing is written and no cache is needed. Opening costs the shuffles, 10 to 40 ns a sequence and epoch and 10 ns a
+    sample; 4.5 bytes a sequence and epoch and 4 a sample are kept, and 4 bytes a sequence for the lengths.
+
+    Args:
+        prefix: the pair of ``.bin`` and ``.idx`` without the suffix; or an open store, whose documents are taken as
+            the sequences (``headrace.open(prefix, documents="sequences")``).
+        sequence_length: S.
+        num_samples: how many are wanted at least; None for one epoch.
+        seed: of the shuffles, Megatron's ``random_seed``.
+        split: shares of training, validation and test, as ``"969,30,1"``.
+        split_part: which of them.
+        add_extra_token_to_sequence: samples are cut from S + 1 tokens; without, the last label of each is a pad.
+        drop_last_partial_validation_sequence: whether the rest of the validation part, shorter than S, is left out.
+        masks: masks and positions.
+        dialect: ``"core"``, ``"legacy"`` (Megatron-LM before it, with its borders of splits), ``"neox"``,
+            ``"aleph_alpha"``.
+        last_epoch: whether the last of several epochs is shuffled apart: ``"auto"`` as the dialect does, or always
+            ``"together"`` or ``"separate"``, for the order of a fork that does.
+        float32_ceil: count the samples of a validation part that keeps its rest in float32, as megatron-core's compiled
+            helper does: from 2^24 tokens on some are missing or too many.
+
+    Raises:
+        ConfigError: an unknown option, or a split part without a sample.
+    """
+
+    def __init__(
+        self,
+        prefix: str | os.PathLike[str] | Store,
+        *,
+        sequence_length: int,
+        num_samples: int | None = None,
+        seed: int = 1234,
+        split: str = "1,0,0",
+        split_part: Literal["train", "valid", "test"] = "train",
+        add_extra_token_to_sequence: bool = True,
+        drop_last_partial_validation_sequence: bool = True,
+        masks: GPTMasks | None = None,
+        dialect: Literal["core", "legacy", "neox", "aleph_alpha"] = "core",
+        last_epoch: Literal["auto", "together", "separate"] = "auto",
+        float32_ceil: bool = False,
+    ) -> None:
+        if split_part not in SPLIT_PARTS:
+            raise ConfigError(f"split_part is {split_part!r}; allowed are {', '.join(map(repr, SPLIT_PARTS))}")
+        self.store = prefix if isinstance(prefix, Store) else open_store(prefix, documents="sequences")
+        warn_unused_mask(self.store, type(self).__name__)
+        self.masks = masks or GPTMasks()
+        self.split, self.split_part = split, split_part
+        sizes, first_sequence = sizes_of_part(
+            self.store, split, split_part, era="core" if dialect == "core" else "legacy"
+        )
+        self.sampling = GPTSampling(
+            sequence_length=sequence_length,
+            num_samples=num_samples,
+            seed=seed,
+            add_extra_token=add_extra_token_to_sequence,
+            drop_last_partial=drop_last_partial_validation_sequence or split_part != "valid",
+            dialect=dialect,
+            last_epoch=last_epoch,
+            # Only validation parts keep their rest, so that the same options do for every part.
+            float32_ceil=float32_ceil and split_part == "valid",
+        )
+        self.order = order_samples(sizes, self.sampling, first_sequence=first_sequence)
+        if not self.order.num_samples:
+            end = first_sequence + len(sizes)
+            raise ConfigError(
+                f"{self.store.path}: {split_part!r} of {split!r} is sequences {first_sequence:,} to {end:,} with "
+                f"{int(sizes.sum(dtype=np.int64)):,} tokens: not one sample of {sequence_length:,} tokens"
+            )
+
+    def __len__(self) -> int:
+        return self.order.num_samples
+
+    @property
+    def sequence_length(self) -> int:
+        """S, tokens of a sample."""
+        return self.sampling.sequence_length
+
+    @property
+    def document_index(self) -> NDArray[np.int32]:
+        """Megatron's array of the same name, made anew."""
+        return self._megatron("document_index")
+
+    @property
+    def sample_index(self) -> NDArray[np.int32 | np.int64]:
+        """Megatron's array of the same name, made anew."""
+        return self._megatron("sample_index")
+
+    @property
+    def shuffle_index(self) -> NDArray[np.uint32 | np.int64]:
+        """Megatron's array of the same name."""
+        return self._megatron("shuffle_index")
+
+    def _megatron(self, name: str) -> NDArray[Any]:
+        if not hasattr(self.order, name):
+            raise ConfigError(f"the dialect {self.sampling.dialect!r} has no {name}")
+        found: NDArray[Any] = getattr(self.order, name)
+        return found
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Name -> (shape, dtype)."""
+        size, masks = self.sequence_length, self.masks
+        fields: Fields = {"tokens": ((size,), _INT64), "labels": ((size,), _INT64), "loss_mask": ((size,), _FLOAT32)}
+        if masks.reset_position_ids or masks.inter_document_masking:
+            fields["position_ids"] = ((size,), _INT64)
+        if masks.create_attention_mask:
+            fields["attention_mask"] = ((1, size, size), _BOOL)
+        if masks.inter_document_masking:
+            fields |= {"cu_seqlens": ((size + 1,), _INT32), "max_seqlen": ((), _INT32)}
+        return fields
+
+    @property
+    def constants(self) -> Sample:
+        """The ``position_ids``, unless they restart."""
+        return {} if "position_ids" in self.fields else {"position_ids": np.arange(self.sequence_length)}
+
+    @property
+    def num_tokens_per_sample(self) -> float:
+        """S."""
+        return float(self.sequence_length)
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the bytes of the samples.
+
+        Not how many were wanted, but what that decides: a run may be made longer as far as the order stays the same,
+        and a saved state is refused, with the field named, where it does not.
+        """
+        sampling = msgspec.to_builtins(self.sampling)
+        del sampling["num_samples"]
+        if isinstance(self.order, GPTOrder):
+            sampling |= {"num_epochs": self.order.num_epochs, "separate_last_epoch": self.order.separate_last_epoch}
+        return {
+            "kind": "gpt",
+            "store": self.store.fingerprint,
+            "num_sequences": self.store.num_documents,
+            "split": self.split,
+            "split_part": self.split_part,
+            "sampling": sampling,
+            "masks": msgspec.to_builtins(self.masks),
+        }
+
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
+        """(n,) int64: the numbers of the samples themselves; Megatron's order knows no keys."""
+        return indices
+
+    def origins(self, addresses: IntArray) -> list[Origins]:
+        """The sequences of each sample; they are the documents of a store that is opened with sequences as such."""
+        found = self.order.locate(addresses)
+        some = found.lengths > 0
+        kept = np.append(0, np.cumsum(some))
+        return pieces(self.store, kept[found.offsets], found.sequences[some], found.begins[some], found.lengths[some])
+
+    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
+        """Read samples into ``rows`` of ``out``."""
+        if len(addresses):
+            pieces = self.order.locate(addresses)
+            self.write(self.text(pieces), pieces, out, rows)
+
+    def write(self, text: NDArray[Any], pieces: SamplePieces, out: Sample, rows: slice | IntArray) -> None:
+        """Make of (n, S or S + 1) tokens of samples all their fields, in ``rows`` of ``out``.
+
+        ``pieces`` say where the documents meet, for ``inter_document_masking`` only.
+        """
+        masks, size, extra = self.masks, self.sequence_length, int(self.sampling.add_extra_token)
+        direct = isinstance(rows, slice)
+        # Views of the batch's rows where that is what they are: a sample is written once.
+        part = {name: out[name][rows] if direct else np.empty_like(out[name][rows]) for name in _ROWS}
+        tokens, labels, loss_mask = (part[name] for name in _ROWS)
+        tokens[:] = text[:, :size]
+        labels[:, : size - 1 + extra] = text[:, 1:]
+        if not extra:
+            labels[:, -1] = masks.pad
+        loss_mask[:] = 1
+        if masks.eod_mask_loss:
+            loss_mask[tokens == masks.eod] = 0
+        if masks.reset_position_ids and masks.eod is not None:
+            out["position_ids"][rows] = position_ids(tokens, masks.eod)
+        if masks.create_attention_mask:
+            out["attention_mask"][rows] = attention_mask(tokens, masks.eod if masks.reset_attention_mask else None)
+        if masks.inter_document_masking:
+            borders, positions = document_borders(pieces.offsets, pieces.lengths, size)
+            out["cu_seqlens"][rows], out["position_ids"][rows] = borders, positions
+            out["max_seqlen"][rows] = np.diff(borders, axis=1).max(axis=1)
+        if not extra or padded(text, masks.pad):
+            # The loss goes by the labels as they are; then what no embedding has a row for becomes token 0.
+            loss_mask[labels == masks.pad] = 0
+            tokens[tokens == masks.pad] = 0
+            labels[labels == masks.pad] = 0
+        if not direct:
+            for name, values in part.items():
+                out[name][rows] = values
+
+    def text(self, pieces: SamplePieces) -> NDArray[Any]:
+        """(n, S or S + 1): the tokens of some samples, a partial one filled up with pads."""
+        width = self.sequence_length + int(self.sampling.add_extra_token)
+        joined = b"".join(self.store.document_buffers(pieces.sequences, pieces.begins, pieces.lengths))
+        stream = np.frombuffer(joined, dtype=self.store.dtypes[self.store.keys[0]])
+        counts = pieces.num_tokens
+        if len(stream) == width * len(counts):
+            return stream.reshape(len(counts), width)
+        text = np.full((len(counts), width), self.masks.pad, dtype=np.int64)
+        text[np.arange(width) < counts[:, None]] = stream
+        return text
+
+    def describe(self) -> str:
+        """One line."""
+        epochs = self.order.num_epochs
+        return (
+            f"{self.sampling.dialect} order of Megatron, seed {self.sampling.seed}: {self.split_part} of {self.split}, "
+            f"samples of {self.sequence_length:,} tokens from {epochs:,} {'epoch' if epochs == 1 else 'epochs'}"
+            f"{shown_mask(self.store, None)}"
+        )
+
+
+def sizes_of_part(
+    store: Store, split: str, split_part: str, *, era: Literal["core", "legacy"]
+) -> tuple[NDArray[np.int32] | IntArray, int]:
+    """The sequences of one part of a split: (sequences,) the tokens of each, and the number of the first.
+
+    Raises:
+        ConfigError: the split gives nothing to this part.
+        StoreError: a sequence is longer than its whole file.
+    """
+    part = split_ranges(split, store.num_documents, era=era)[SPLIT_PARTS.index(split_part)]
+    if part is None:
+        raise ConfigError(f"the split {split!r} gives nothing to {split_part!r}")
+    return _sizes(store)[part[0] : part[1]], part[0]
+
+
+def _most_tokens(store: Store) -> int | None:
+    """Tokens in the files of a store of one ``.bin``; None of any other."""
+    if not isinstance(store, IndexedStore):
+        return None
+    return store.files[0].stat().st_size // store.dtypes[store.keys[0]].itemsize
+
+
+def _sizes(store: Store) -> NDArray[np.int32] | IntArray:
+    """(sequences,) the tokens of each, in 4 bytes where they fit, which they always do in Megatron's format.
+
+    Raises:
+        StoreError: a sequence is longer than its whole file: an order over such sizes may take all memory there is.
+    """
+    sizes = np.empty(store.num_documents, dtype=np.int32)
+    at = 0
+    most = _most_tokens(store)
+    for chunk in store.length_chunks(1 << 15):
+        if most is not None and int(chunk.max()) > most:
+            number = at + int(np.argmax(chunk > most))
+            found = f"{int(chunk.max()):,} tokens by the .idx, the .bin holds {most:,}"
+            raise StoreError(f"{store.path}: sequence {number:,} has {found}")
+        if int(chunk.max()) > np.iinfo(np.int32).max:
+            return store.lengths
+        sizes[at : at + len(chunk)] = chunk
+        at += len(chunk)
+    return sizes

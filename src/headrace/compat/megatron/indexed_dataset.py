@@ -1,0 +1,431 @@
+"""``IndexedDataset`` and ``IndexedDatasetBuilder``: a pair of ``.bin`` and ``.idx`` by sequences, by Megatron's names.
+
+``IndexedDatasetBuilder``: writes a pair of ``.bin`` and ``.idx`` under the names that Megatron's users know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from headrace.errors import ConfigError, InputError, StoreError
+from headrace.io import check_local
+from headrace.stores.arguments import TokenArray
+from headrace.stores.indexed.layout import AS_FOUND, Dialect, Documents, IndexedOptions, Layout, code_of
+from headrace.stores.indexed.pairs import SUFFIXES, open_pair
+from headrace.stores.indexed.store import IndexedStore
+from headrace.stores.indexed.writer import SequenceFiles
+from headrace.stores.token_file import CHUNK, MAX_LENGTH, checked_tokens
+from headrace.stores.written import WrittenShard
+
+
+class IndexedDataset:
+    """Sequences of tokens, by number: ``dataset[i]``, also negative, and slices of any step.
+
+    A document is one or several sequences, or none: ``document_indices`` says which. Items are read-only arrays in the
+    dtype on disk; where the file is mapped they are views, and stay valid when the dataset is closed or collected.
+    With ``multimodal=True`` an item is a pair of the array and the sequence's mode, a slice a pair of a list and an
+    array of modes. Opening is O(1). It pickles as its path, and refuses to be unpickled where the files have changed.
+
+    Args:
+        path_prefix: the path without ``.bin`` and ``.idx``.
+        multimodal: give the modes with the items.
+        mmap: map the files; False reads them.
+        dialect: who wrote it, as for `headrace.open`.
+        documents: what a document is, as for `headrace.open`.
+
+    Raises:
+        StoreError: a file is missing or malformed, or has no modes and ``multimodal`` asks for them.
+
+    Source: Megatron-Core 0.16, ``IndexedDataset``. What it leaves unchecked is an error here: a ``.bin`` that is cut
+    short, `get` beyond the sequence; and slices follow the pointers as single items do.
+    """
+
+    def __init__(
+        self,
+        path_prefix: str | os.PathLike[str],
+        multimodal: bool = False,
+        mmap: bool = True,
+        *,
+        dialect: Dialect | None = None,
+        documents: Documents = "indices",
+    ) -> None:
+        check_local(path_prefix)
+        options = IndexedOptions(dialect=dialect, documents=documents)
+        self.path_prefix = os.fspath(path_prefix)
+        self.multimodal = multimodal
+        self._store = open_pair(self.path_prefix, using="mmap" if mmap else "pread", options=options)
+        if multimodal and self._store.modes is None and len(self):
+            raise StoreError(
+                f"{path_prefix}.idx: has no modes, which multimodal=True asks for; it was not written multimodal: open"
+                " it without"
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the tokens."""
+        return self._store.dtypes["tokens"]
+
+    @property
+    def sequence_lengths(self) -> NDArray[Any]:
+        """(len(self),) int32 (int64 in the oldest formats): tokens of each sequence, a view where mapped."""
+        return self._store.sequence_lengths
+
+    @property
+    def document_indices(self) -> NDArray[np.int64]:
+        """(documents + 1,) int64: 0, then the number of sequences up to the end of each document."""
+        return self._store.document_indices
+
+    @property
+    def sequence_modes(self) -> NDArray[Any] | None:
+        """(len(self),) int8 (int32 in files of 2023): the mode of each sequence; None where the file has none."""
+        return self._store.modes
+
+    @staticmethod
+    def exists(path_prefix: str | os.PathLike[str]) -> bool:
+        """Whether both files are there."""
+        check_local(path_prefix)
+        return all(Path(f"{os.fspath(path_prefix)}{suffix}").is_file() for suffix in SUFFIXES)
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> Any:
+        """(length,) tokens of one sequence from ``offset`` on, by default all left; with its mode if multimodal.
+
+        Raises:
+            IndexError: no such sequence, or the range is not within it.
+        """
+        tokens = self._store.sequence(idx, offset, length)
+        return (tokens, self._modes()[idx]) if self.multimodal else tokens
+
+    def close(self) -> None:
+        """Let go of the files. Arrays stay valid, and a later read opens the files again."""
+        self._store.close()
+
+    def __len__(self) -> int:
+        return self._store.num_sequences
+
+    def __getitem__(self, idx: int | slice) -> Any:
+        if not isinstance(idx, slice):
+            return self.get(idx)
+        sequences = self._store.sequences(np.arange(*idx.indices(len(self))))
+        return (sequences, self._modes()[idx]) if self.multimodal else sequences
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+    def __repr__(self) -> str:
+        return (
+            f"<IndexedDataset {self.path_prefix!r}: {len(self):,} sequences, {self._store.num_documents:,} documents>"
+        )
+
+    def _modes(self) -> TokenArray:
+        modes = self._store.modes
+        return np.empty(0, np.int8) if modes is None else modes
+
+
+_BUFFER_TOKENS = 1 << 19
+_MAX_WAITING = 1 << 15
+"""Sequences or documents that wait in lists before they go to the files."""
+
+
+class IndexedDatasetBuilder:
+    """Writes one pair, byte for byte as Megatron's builder of this name, in memory that does not grow.
+
+    Tokens are added as lists, NumPy arrays or torch tensors on the CPU, of any integer type (any number for a
+    floating-point dtype), and are copied at once. Nothing appears under its name before `finalize`, and then both
+    files do; a builder that is let go of leaves nothing. It is a context manager, too.
+
+        builder = IndexedDatasetBuilder("data/web.bin", dtype=np.uint16)
+        builder.add_document(ids, [len(ids)])
+        builder.finalize("data/web.idx")
+
+    Args:
+        bin_path: the path of the ``.bin``.
+        dtype: of the tokens on disk; see `headrace.stores.optimal_dtype`.
+        multimodal: write a mode for each sequence.
+        dialect: for whose readers: ``"fairseq"`` has uint32 and uint64, but no documents and no modes.
+
+    Raises:
+        ConfigError: a dtype that readers of the dialect do not know, or modes for fairseq.
+        OutputError: the system refuses a file.
+
+    Source: Megatron-Core 0.16, ``IndexedDatasetBuilder``. What it leaves unchecked is an error here: ids that do not
+    fit, lengths that do not add up, sequences that belong to no document, shards that do not go together.
+    """
+
+    def __init__(
+        self,
+        bin_path: str | os.PathLike[str],
+        dtype: DTypeLike = np.int32,
+        multimodal: bool = False,
+        *,
+        dialect: Dialect = "megatron",
+    ) -> None:
+        check_local(bin_path)
+        IndexedOptions(dialect=dialect)  # which refuses an unknown one
+        if multimodal and dialect == "fairseq":
+            raise ConfigError(f"{bin_path}: multimodal=True and dialect='fairseq': fairseq's layout has no modes")
+        self._path = Path(bin_path)
+        self._dialect = dialect
+        self._multimodal = multimodal
+        layout = Layout(code_of(dtype, dialect), 0, 0, dialect, 1 if multimodal else 0)
+        self._dtype = layout.dtype
+        self._files = SequenceFiles(self._path, layout)
+        self._discard = weakref.finalize(self, SequenceFiles.discard, self._files)
+        self._buffer = np.empty(_BUFFER_TOKENS, self._dtype)
+        self._num_buffered = 0
+        self._lengths: list[int] = []
+        self._modes: list[int] = []
+        self._bounds: list[int] = []
+        self._last_bound = 0
+        self._num_sequences = 0
+        self._is_open = True
+        self._highest = np.iinfo(self._dtype).max if self._dtype.kind in "iu" else -1
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences added so far."""
+        return self._num_sequences
+
+    def add_item(self, tensor: ArrayLike, mode: int = 0) -> None:
+        """Append one sequence to the document at hand, which `end_document` ends.
+
+        Raises:
+            InputError: tokens that are not numbers of the kind of the dtype or do not fit into it; nothing is added.
+            ConfigError: a mode, but not multimodal; or the builder is finished.
+            OutputError: the system refuses the write; the builder is of no further use.
+        """
+        self._check_open("add an item")
+        tokens = self._tokens(tensor)
+        self._add(tokens, [len(tokens)], self._checked_modes([mode] if mode or self._multimodal else None, 1))
+
+    def add_document(self, tensor: ArrayLike, lengths: Sequence[int], modes: Sequence[int] | None = None) -> None:
+        """Append several sequences, and end the document that they, and items before them, belong to.
+
+        Args:
+            tensor: the tokens of all its sequences.
+            lengths: tokens of each sequence; ``[]`` makes an empty document, ``[0]`` one with an empty sequence.
+            modes: of each sequence if multimodal, by default 0.
+
+        Raises:
+            InputError: as `add_item`, or lengths or modes that do not fit the tokens; nothing is added.
+            ConfigError: as `add_item`.
+            OutputError: as `add_item`.
+        """
+        self._check_open("add a document")
+        tokens = self._tokens(tensor)
+        counts = self._checked_lengths(lengths, len(tokens))
+        self._add(tokens, counts, self._checked_modes(modes, len(counts)))
+        self.end_document()
+
+    def end_document(self) -> None:
+        """End the document of the items added since the last one; without items it is empty.
+
+        Raises:
+            ConfigError: the builder is finished.
+            OutputError: as `add_item`.
+        """
+        self._check_open("end a document")
+        self._last_bound = self._num_sequences
+        self._bounds.append(self._last_bound)
+        if len(self._bounds) >= _MAX_WAITING:
+            self._flush()
+
+    def add_index(self, path_prefix: str | os.PathLike[str], *, options: IndexedOptions = AS_FOUND) -> None:
+        """Append all documents of another pair, in bounded memory; of several, one after another, this is a merge.
+
+        Tokens go in the order of the index, so that a pair with permuted pointers is put in order.
+
+        Args:
+            path_prefix: the path without ``.bin`` and ``.idx``.
+            options: how to read the pair, as for `headrace.open`.
+
+        Raises:
+            StoreError: the pair is missing or malformed.
+            ConfigError: it has another dtype, or modes where this has none, or the reverse; or sequences wait for
+                `end_document`.
+            InputError: modes that do not fit.
+            OutputError: as `add_item`.
+        """
+        check_local(path_prefix)
+        self._check_open("add an index")
+        self._check_ended("add_index")
+        with contextlib.closing(open_pair(path_prefix, using="pread", options=options)) as store:
+            self._check_goes_with(store)
+            self._flush()
+            try:
+                self._copy(store)
+            except BaseException:
+                self.discard()
+                raise
+
+    def finalize(self, idx_path: str | os.PathLike[str]) -> WrittenShard:
+        """Write the index, and give both files their names; says what was written.
+
+        Raises:
+            ConfigError: sequences that belong to no document: call `end_document`, and this again.
+            OutputError: the system refuses; neither file is there then.
+        """
+        check_local(idx_path)
+        self._check_open("finalize")
+        self._check_ended("finalize")
+        self._flush()
+        self._is_open = False
+        self._discard.detach()
+        return self._files.finish(Path(idx_path))
+
+    def discard(self) -> None:
+        """Remove what was written. Nothing happens after `finalize`."""
+        self._is_open = False
+        self._discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def _add(self, tokens: NDArray[Any], lengths: list[int], modes: list[int]) -> None:
+        count = len(tokens)
+        self._num_sequences += len(lengths)
+        if self._num_buffered + count > len(self._buffer):
+            self._flush()
+        if count > len(self._buffer):
+            self._write(tokens, lengths, modes)
+            return
+        self._buffer[self._num_buffered : self._num_buffered + count] = tokens
+        self._num_buffered += count
+        self._lengths += lengths
+        self._modes += modes
+        if len(self._lengths) >= _MAX_WAITING:
+            self._flush()
+
+    def _flush(self) -> None:
+        tokens, lengths, modes = self._buffer[: self._num_buffered], self._lengths, self._modes
+        self._num_buffered, self._lengths, self._modes = 0, [], []
+        self._write(tokens, lengths, modes)
+
+    def _write(self, tokens: NDArray[Any], lengths: Sequence[int], modes: Sequence[int]) -> None:
+        bounds, self._bounds = self._bounds, []
+        try:
+            self._append(
+                tokens=tokens.astype(self._dtype, copy=False),
+                lengths=np.array(lengths, np.int64),
+                bounds=np.array(bounds, np.int64),
+                modes=np.array(modes, np.int8),
+            )
+        except BaseException:  # which may have left a part in one of the files
+            self.discard()
+            raise
+
+    def _copy(self, store: IndexedStore) -> None:
+        """All of another pair, array by array."""
+        index, num_tokens, first = store.index, store.num_tokens, self._num_sequences
+        for begin in range(0, num_tokens, _BUFFER_TOKENS):
+            self._append(tokens=store.fetch(begin, min(begin + _BUFFER_TOKENS, num_tokens)))
+        for begin in range(0, len(index.sizes), CHUNK):
+            end = min(begin + CHUNK, len(index.sizes))
+            self._append(lengths=index.sizes.read(begin, end))
+            if index.modes is not None:
+                self._append(modes=index.modes.read(begin, end).astype(np.int8))
+        for begin in range(1, len(index.bounds), CHUNK):
+            self._append(bounds=index.bounds.read(begin, min(begin + CHUNK, len(index.bounds))) + first)
+        self._num_sequences += len(index.sizes)
+        self._last_bound = self._num_sequences
+
+    def _append(
+        self,
+        *,
+        tokens: NDArray[Any] | None = None,
+        lengths: NDArray[np.int64] | None = None,
+        bounds: NDArray[np.int64] | None = None,
+        modes: NDArray[np.int8] | None = None,
+    ) -> None:
+        none = np.zeros(0, np.int64)
+        self._files.add(
+            np.empty(0, self._dtype) if tokens is None else np.ascontiguousarray(tokens),
+            none if lengths is None else lengths,
+            none if bounds is None else bounds,
+            np.zeros(0, np.int8) if modes is None else modes,
+        )
+
+    def _tokens(self, tensor: ArrayLike) -> NDArray[Any]:
+        """(n,) numbers that fit into the dtype, in whatever dtype they have."""
+        try:
+            array = np.asarray(tensor)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise InputError(f"{self._path}: tokens of {type(tensor).__name__} are no array: {error}") from error
+        if array.ndim != 1:
+            array = array.reshape(-1)
+        if array.dtype == self._dtype:
+            return array
+        # One pass instead of two: no bit that any of them has is outside of what the dtype holds.
+        if array.dtype.kind in "iu" and 0 <= np.bitwise_or.reduce(array) <= self._highest:
+            return array
+        return checked_tokens(array, self._dtype, str(self._path))
+
+    def _checked_lengths(self, lengths: Sequence[int], num_tokens: int) -> list[int]:
+        counts = [operator.index(length) for length in lengths]
+        if counts == [num_tokens] and num_tokens <= MAX_LENGTH:
+            return counts
+        if sum(counts) != num_tokens:
+            raise InputError(f"{self._path}: the lengths add up to {sum(counts)} tokens, {num_tokens} were given")
+        if counts and (min(counts) < 0 or max(counts) > MAX_LENGTH):
+            wrong = min(counts) if min(counts) < 0 else max(counts)
+            raise InputError(f"{self._path}: a sequence of {wrong} tokens; the format holds 0 to {MAX_LENGTH}")
+        return counts
+
+    def _checked_modes(self, modes: Sequence[int] | None, count: int) -> list[int]:
+        if not self._multimodal:
+            if modes is not None:
+                raise ConfigError(
+                    f"{self._path}: modes were given; make the builder with multimodal=True to write them"
+                )
+            return []
+        found = [0] * count if modes is None else [operator.index(mode) for mode in modes]
+        if len(found) != count:
+            raise InputError(f"{self._path}: {len(found)} modes for {count} sequences; give one for each")
+        self._check_modes_fit(found)
+        return found
+
+    def _check_modes_fit(self, modes: list[int]) -> None:
+        if modes and (min(modes) < -128 or max(modes) > 127):
+            wrong = min(modes) if min(modes) < -128 else max(modes)
+            raise InputError(f"{self._path}: mode {wrong} does not fit; the format holds -128 to 127")
+
+    def _check_goes_with(self, store: IndexedStore) -> None:
+        dtype = store.dtypes["tokens"]
+        if dtype != self._dtype:
+            raise ConfigError(
+                f"{store.prefix}: has tokens of {dtype.name}, {self._path} is written in {self._dtype.name}"
+            )
+        modes = store.index.modes
+        # Without sequences there are no modes either, and nothing tells the two kinds apart.
+        if store.num_sequences and (modes is not None) != self._multimodal:
+            has, way = ("modes", "multimodal=True") if modes is not None else ("no modes", "multimodal=False")
+            raise ConfigError(f"{store.prefix}: has {has}, unlike {self._path}; make the builder with {way}")
+        if modes is not None:
+            for begin in range(0, len(modes), CHUNK):
+                self._check_modes_fit(modes.read(begin, min(begin + CHUNK, len(modes))).tolist())
+
+    def _check_open(self, action: str) -> None:
+        if not self._is_open:
+            raise ConfigError(f"{self._path}: the builder was finalized or discarded; it cannot {action}")
+
+    def _check_ended(self, action: str) -> None:
+        waiting = self._num_sequences - self._last_bound
+        if waiting and self._dialect != "fairseq":
+            raise ConfigError(
+                f"{self._path}: cannot {action}: {waiting} sequences were added since the last end_document(), and"
+                " belong to no document; call end_document() first"
+            )

@@ -1,0 +1,426 @@
+"""Records for preference and reinforcement learning: pairs of answers, prompts, and groups of responses with rewards.
+
+Prompts to generate from, one a sample, with the columns that reward functions want.
+
+Groups of responses to one prompt with their rewards, one group a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from operator import index
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.dataset import Counts, Fields, Sample
+from headrace.datasets.records import Collation, Grid, RecordDataset, Side, check_parallel, found_key, supervised_labels
+from headrace.errors import ConfigError, InputError
+from headrace.plan import IntArray
+from headrace.plan.segments import IGNORED_LABEL
+from headrace.stores import Store
+
+ANSWERS = ("chosen", "rejected")
+_INT64 = np.dtype(np.int64)
+
+
+class PreferenceDataset(RecordDataset):
+    """Sample i is record i: prompt and answer of the chosen one, and of the rejected one.
+
+    Of an item each is (length,) int64; of a batch (B, L), L the longest of all chosen and rejected ones:
+
+    =====================  ========================  ==========================================================
+    ``layout="apart"``     ``layout="stacked"``
+    =====================  ========================  ==========================================================
+    chosen_input_ids       input_ids (2B, L)         tokens; pads are ``padding_idx``. Stacked, the chosen ones first
+    rejected_input_ids
+    chosen_attention_mask  attention_mask (2B, L)    1 at tokens
+    rejected_attention_..
+    chosen_labels          completion_mask (2B, L)   labels: -100 at the prompt and at pads; the mask: 1 where the
+    rejected_labels                                  token itself is trained on, as TRL's collator gives it
+    =====================  ========================  ==========================================================
+
+    ``labels`` as in `SFTDataset`: ``"next"`` beside the token before, ``"same"`` beside the token itself. Items are
+    apart in either layout. A batch has besides ``num_supervised_tokens``, an int, over both answers.
+
+    Args:
+        store: an open store with the keys ``chosen``, ``chosen_mask``, ``rejected`` and ``rejected_mask``.
+        collation: how records come to one length; each answer is cut for itself.
+        labels: what a label stands beside.
+        layout: of batches.
+
+    Raises:
+        ConfigError: as `RecordDataset`; an unknown value.
+        InputError: on reading, a mask of another length than the tokens, or with other values than 0 and 1; a rejected
+            answer that is too long.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        collation: Collation | None = None,
+        *,
+        labels: Literal["next", "same"] = "next",
+        layout: Literal["apart", "stacked"] = "apart",
+    ) -> None:
+        if not isinstance(store, Store):
+            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+        if labels not in ("next", "same"):
+            raise ConfigError(f"labels is {labels!r}; allowed are 'next', 'same'")
+        if layout not in ("apart", "stacked"):
+            raise ConfigError(f"layout is {layout!r}; allowed are 'apart', 'stacked'")
+        names = [name for answer in ANSWERS for name in (answer, f"{answer}_mask")]
+        keys = {name: found_key(store, None, (name,), f"{name} of preferences") for name in names}
+        super().__init__(store, Collation() if collation is None else collation, keys)
+        self.labels = labels
+        self.layout = layout
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Name -> (shape, dtype); stacked, a sample has two rows, the chosen one among the first B."""
+        if self.layout == "stacked":
+            return dict.fromkeys(("input_ids", "attention_mask", "completion_mask"), ((2, -1), _INT64))
+        names = ("input_ids", "labels", "attention_mask")
+        return {f"{answer}_{name}": ((-1,), _INT64) for answer in ANSWERS for name in names}
+
+    @property
+    def is_counted(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def is_masked(self) -> bool:
+        """True."""
+        return True
+
+    def _options(self) -> dict[str, Any]:
+        return {"labels": self.labels, "layout": self.layout}
+
+    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+        """Records, with ``input_ids``, ``labels`` and ``attention_mask`` of each answer."""
+        found: list[dict[str, Any]] = [{} for _ in addresses]
+        for answer in ANSWERS:
+            whole = self._keys[answer].values(addresses)
+            marks = self._keys[f"{answer}_mask"].values(addresses)
+            check_parallel(self.store, addresses, whole, marks, repr(f"{answer}_mask"))
+            pieces = [self._cut(piece, int(i), f"the {answer} one") for piece, i in zip(whole, addresses, strict=True)]
+            lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+            ids = np.concatenate([np.empty(0, np.int64), *pieces])
+            kept = np.concatenate([np.empty(0, np.uint8), *map(self.collation.cut, marks)])
+            labels = supervised_labels(ids, kept, lengths, shifted=self.labels == "next")
+            ends = np.cumsum(lengths)
+            for sample, begin, end in zip(found, (ends - lengths).tolist(), ends.tolist(), strict=True):
+                sample[f"{answer}_input_ids"] = ids[begin:end]
+                sample[f"{answer}_labels"] = labels[begin:end]
+                sample[f"{answer}_attention_mask"] = np.ones(end - begin, dtype=np.int64)
+        return found
+
+    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
+        """Samples with ``input_ids`` and ``labels`` of each answer as one batch."""
+        rows = {
+            name: [sample[f"{answer}_{name}"] for answer in ANSWERS for sample in samples]
+            for name in ("input_ids", "labels")
+        }
+        grid = self._grid(list(map(len, rows["input_ids"])))
+        ids = grid.filled(rows["input_ids"], self.collation.padding_idx, np.int64)
+        labels = grid.filled(rows["labels"], IGNORED_LABEL, np.int64)
+        attention = grid.is_token.astype(np.int64)
+        batch: dict[str, Any] = {}
+        if self.layout == "stacked":
+            batch = {"input_ids": ids, "attention_mask": attention, "completion_mask": self._completions(labels, grid)}
+        else:
+            for half, answer in ((slice(len(samples)), "chosen"), (slice(len(samples), None), "rejected")):
+                batch[f"{answer}_input_ids"] = ids[half]
+                batch[f"{answer}_labels"] = labels[half]
+                batch[f"{answer}_attention_mask"] = attention[half]
+        batch["num_supervised_tokens"] = int(np.count_nonzero(labels != IGNORED_LABEL))
+        return batch
+
+    def _completions(self, labels: IntArray, grid: Grid) -> IntArray:
+        """(2B, L) int64: 1 at the tokens that are trained on themselves."""
+        mask: NDArray[np.bool_] = labels != IGNORED_LABEL
+        if self.labels == "next" and mask.shape[1]:
+            # No label stands beside the last token of a row, so that nothing falls out.
+            mask = np.roll(mask, 1, axis=1)
+        completions: IntArray = (mask & grid.is_token).astype(np.int64)
+        return completions
+
+    def sample_lengths(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: kept tokens of the longer answer."""
+        chosen, rejected = (self.collation.kept(self._keys[answer].lengths(addresses)) for answer in ANSWERS)
+        return np.maximum(chosen, rejected)
+
+    def _token_counts(self, addresses: IntArray) -> IntArray:
+        chosen, rejected = (self.collation.kept(self._keys[answer].lengths(addresses)) for answer in ANSWERS)
+        return chosen + rejected
+
+    def count(self, addresses: IntArray) -> Counts:
+        """Tokens and labels of both answers; the masks are read. Pads are a batch's, and none are counted here."""
+        supervised = np.zeros(len(addresses), dtype=np.int64)
+        for answer in ANSWERS:
+            for row, marks in enumerate(self._keys[f"{answer}_mask"].values(addresses)):
+                supervised[row] += np.count_nonzero(self.collation.cut(marks)[1:])
+        kept = self._token_counts(addresses)
+        return Counts(kept, supervised, np.zeros_like(kept), np.full_like(kept, len(ANSWERS)))
+
+
+class PromptDataset(RecordDataset):
+    """Sample i is record i: a prompt, and the columns that were passed through beside it.
+
+    Of an item (length,), of a batch (B, P), padded on the left:
+
+    - ``input_ids`` int64, pads are ``padding_idx``; ``attention_mask`` int64, 1 at tokens; ``position_ids`` int64, from
+      0 on, and from 0 again over the pads;
+    - ``columns``: of an item a dict, of a batch a list of B dicts: ``ground_truth``, ``data_source``, whatever the
+      records had.
+
+    Args:
+        store: an open store with the key ``prompts`` and maybe ``columns``, a JSON object in UTF-8 for each record.
+        collation: how prompts come to one length.
+
+    Raises:
+        ConfigError: as `RecordDataset`.
+        InputError: on reading, columns that are no JSON object; names the record.
+    """
+
+    side: Side = "left"
+
+    def __init__(self, store: Store, collation: Collation | None = None) -> None:
+        if not isinstance(store, Store):
+            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+        keys = {"prompts": found_key(store, None, ("prompts",), "prompts")}
+        if "columns" in store.keys:
+            keys["columns"] = "columns"
+        super().__init__(store, Collation() if collation is None else collation, keys)
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Name -> (shape, dtype); ``columns`` are no arrays, and not among them."""
+        return dict.fromkeys(("input_ids", "attention_mask", "position_ids"), ((-1,), _INT64))
+
+    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+        """Prompts with their columns."""
+        prompts = self._keys["prompts"].values(addresses)
+        columns = self._keys["columns"].values(addresses) if "columns" in self._keys else [None] * len(prompts)
+        found = []
+        for record, prompt, data in zip(addresses.tolist(), prompts, columns, strict=True):
+            ids = self._cut(prompt, record, "the prompt").astype(np.int64)
+            found.append(
+                {
+                    "input_ids": ids,
+                    "attention_mask": np.ones_like(ids),
+                    "position_ids": np.arange(len(ids)),
+                    "columns": self._columns(data, record),
+                }
+            )
+        return found
+
+    def _columns(self, data: Any, record: int) -> dict[str, Any]:
+        if data is None or not len(data):
+            return {}
+        try:
+            return msgspec.json.decode(data.tobytes(), type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InputError(f"{self.store.path}: record {record}: its columns are no JSON object: {error}") from error
+
+    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
+        """Samples as one batch."""
+        grid = self._grid([len(sample["input_ids"]) for sample in samples])
+        batch: dict[str, Any] = {
+            "input_ids": grid.filled([s["input_ids"] for s in samples], self.collation.padding_idx, np.int64),
+            "attention_mask": grid.is_token.astype(np.int64),
+            "position_ids": grid.positions(),
+            "columns": [sample["columns"] for sample in samples],
+        }
+        return batch
+
+    def sample_lengths(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: kept tokens of each prompt."""
+        return self.collation.kept(self._keys["prompts"].lengths(addresses))
+
+
+_BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
+
+
+class GroupDataset(RecordDataset):
+    """Sample i is record i: a prompt, G responses to it, and a reward for each.
+
+    Of an item: ``prompts`` (P,) int64, ``responses`` and ``masks`` lists of G arrays, int64 and bool, ``rewards`` (G,)
+    float32. Of a batch, G the largest group in it, R the longest response:
+
+    - ``prompts`` (B, P) int64, padded on the left, and ``prompt_mask`` (B, P) bool, true at tokens;
+    - ``responses`` (B, G, R) int64, padded on the right, and ``response_mask`` (B, G, R) bool, true at tokens;
+    - ``masks`` (B, G, R) bool, true at the tokens that are trained on, a part of ``response_mask``;
+    - ``rewards`` (B, G) float32, 0 for responses that a smaller group does not have, and ``group_mask`` (B, G) bool,
+      true for those that it has: a mean over a group is one over these;
+    - ``num_supervised_tokens``, an int: the sum of ``masks``.
+
+    Args:
+        store: an open store with the keys ``prompts``, ``responses`` (those of a record one after another), ``masks``
+            parallel to them, ``response_lengths`` and ``rewards``, one number a response.
+        collation: how prompts come to one length; ``over_long`` is for responses too, which lose their end.
+        max_response_length: the most tokens of a response, None for any.
+
+    Raises:
+        ConfigError: as `RecordDataset`; ``pad_to="max_length"`` without ``max_response_length``.
+        InputError: on reading, a record whose numbers do not fit together.
+    """
+
+    side: Side = "left"
+
+    def __init__(
+        self, store: Store, collation: Collation | None = None, *, max_response_length: int | None = None
+    ) -> None:
+        if not isinstance(store, Store):
+            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+        names = ("prompts", "responses", "masks", "rewards")
+        keys = {name: found_key(store, None, (name,), f"{name} of groups") for name in names}
+        if "response_lengths" in store.keys:
+            keys["response_lengths"] = "response_lengths"
+        collation = Collation() if collation is None else collation
+        super().__init__(store, collation, keys)
+        if max_response_length is not None and index(max_response_length) < 1:
+            raise ConfigError(f"max_response_length is at least 1, found {max_response_length}")
+        if collation.pad_to == "max_length" and max_response_length is None:
+            raise ConfigError("pad_to='max_length' needs max_response_length, the length that responses are padded to")
+        if collation.pad_to == "max_length" and max_response_length and max_response_length % collation.multiple_of:
+            raise ConfigError(
+                f"max_response_length {max_response_length} is no multiple of {collation.multiple_of}, and all is"
+                " padded to it"
+            )
+        self.max_response_length = max_response_length
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Name -> (shape, dtype); -1 is what differs from batch to batch."""
+        return {
+            "prompts": ((-1,), _INT64),
+            "prompt_mask": ((-1,), _BOOL),
+            "responses": ((-1, -1), _INT64),
+            "response_mask": ((-1, -1), _BOOL),
+            "masks": ((-1, -1), _BOOL),
+            "rewards": ((-1,), _FLOAT32),
+            "group_mask": ((-1,), _BOOL),
+        }
+
+    @property
+    def is_counted(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def is_masked(self) -> bool:
+        """True."""
+        return True
+
+    def _options(self) -> dict[str, Any]:
+        return {"max_response_length": self.max_response_length}
+
+    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+        """Records, each response for itself."""
+        read = {name: self._keys[name].values(addresses) for name in ("prompts", "responses", "masks", "rewards")}
+        check_parallel(self.store, addresses, read["responses"], read["masks"], "'masks'")
+        found = []
+        for row, ends in enumerate(self._ends(addresses)):
+            record = int(addresses[row])
+            pairs = {name: np.split(read[name][row], ends[:-1]) if len(ends) else [] for name in ("responses", "masks")}
+            responses = [self._cut_response(some, record) for some in pairs["responses"]]
+            found.append(
+                {
+                    "prompts": self._cut(read["prompts"][row], record, "the prompt").astype(np.int64),
+                    "responses": [some.astype(np.int64) for some in responses],
+                    "masks": [
+                        marks[: len(some)].astype(bool) for marks, some in zip(pairs["masks"], responses, strict=True)
+                    ],
+                    "rewards": np.array(read["rewards"][row], dtype=np.float32),
+                }
+            )
+        return found
+
+    def _cut_response(self, values: Any, record: int) -> Any:
+        limit = self.max_response_length
+        if limit is None or len(values) <= limit:
+            return values
+        if self.collation.over_long == "error":
+            raise InputError(
+                f"{self.store.path}: record {record}: a response has {len(values):,} tokens, max_response_length is"
+                f" {limit:,}: choose over_long='truncate_right', or a larger max_response_length"
+            )
+        return values[:limit]
+
+    def _ends(self, records: IntArray) -> list[IntArray]:
+        """Of each record where its responses end among the tokens of all."""
+        totals, groups = self._keys["responses"].lengths(records), self._keys["rewards"].lengths(records)
+        sizes: list[Any]
+        if "response_lengths" in self._keys:
+            sizes = self._keys["response_lengths"].values(records)
+        else:
+            # AstrAI keeps the responses of a group one after another, and not where one ends: one is no matter.
+            sizes = [np.array([total]) if group == 1 else None for total, group in zip(totals, groups, strict=True)]
+        found = []
+        for record, total, group, lengths in zip(records.tolist(), totals, groups, sizes, strict=True):
+            if lengths is None:
+                raise InputError(
+                    f"{self.store.path}: record {record} has {group} rewards, and no key 'response_lengths' says where"
+                    " its responses end: prepare the store again"
+                )
+            if len(lengths) != group or int(lengths.sum()) != total or (lengths < 0).any():
+                raise InputError(
+                    f"{self.store.path}: record {record} has {group} rewards, {len(lengths)} responses of"
+                    f" {lengths.sum():,} tokens, and {total:,} tokens of responses: prepare the store again"
+                )
+            found.append(np.cumsum(lengths, dtype=np.int64))
+        return found
+
+    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
+        """Samples as one batch; groups may be uneven."""
+        prompts = self._grid([len(sample["prompts"]) for sample in samples])
+        sizes = np.array([len(sample["rewards"]) for sample in samples], dtype=np.int64)
+        groups = Grid.of(sizes, int(sizes.max(initial=0)), "right")
+        flat = [response for sample in samples for response in sample["responses"]]
+        lengths = np.array(list(map(len, flat)), dtype=np.int64)
+        width = self.collation.width(int(lengths.max(initial=0)))
+        if self.collation.pad_to == "max_length" and self.max_response_length is not None:
+            width = self.max_response_length
+        # Responses that a group does not have are rows of pads.
+        every = np.zeros(groups.is_token.size, dtype=np.int64)
+        every[groups.is_token.reshape(-1)] = lengths
+        grid = Grid.of(every, width, "right")
+        shape = (*groups.is_token.shape, width)
+        marks = [some for sample in samples for some in sample["masks"]]
+        batch: dict[str, Any] = {
+            "prompts": prompts.filled([s["prompts"] for s in samples], self.collation.padding_idx, np.int64),
+            "prompt_mask": prompts.is_token,
+            "responses": grid.filled(flat, self.collation.padding_idx, np.int64).reshape(shape),
+            "response_mask": grid.is_token.reshape(shape),
+            "masks": grid.filled(marks, 0, np.bool_).reshape(shape),
+            "rewards": groups.filled([sample["rewards"] for sample in samples], 0, np.float32),
+            "group_mask": groups.is_token,
+        }
+        batch["num_supervised_tokens"] = int(np.count_nonzero(batch["masks"]))
+        return batch
+
+    def sample_lengths(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: kept tokens of the prompt and of the longest response."""
+        longest = [int(np.diff(ends, prepend=0).max(initial=0)) for ends in self._ends(addresses)]
+        return self.collation.kept(self._keys["prompts"].lengths(addresses)) + self._kept(np.array(longest, np.int64))
+
+    def _token_counts(self, addresses: IntArray) -> IntArray:
+        kept = [int(self._kept(np.diff(ends, prepend=0)).sum()) for ends in self._ends(addresses)]
+        return self.collation.kept(self._keys["prompts"].lengths(addresses)) + np.array(kept, np.int64)
+
+    def _kept(self, lengths: IntArray) -> IntArray:
+        return lengths if self.max_response_length is None else np.minimum(lengths, self.max_response_length)
+
+    def count(self, addresses: IntArray) -> Counts:
+        """Tokens of prompts and responses, and marks; the masks are read. Pads are a batch's, and none counted here."""
+        supervised, num_responses = [], []
+        for ends, marks in zip(self._ends(addresses), self._keys["masks"].values(addresses), strict=True):
+            parts = np.split(marks, ends[:-1]) if len(ends) else []
+            supervised.append(sum(int(np.count_nonzero(part[: self.max_response_length])) for part in parts))
+            num_responses.append(len(ends))
+        kept = self._token_counts(addresses)
+        return Counts(kept, np.array(supervised, np.int64), np.zeros_like(kept), np.array(num_responses, np.int64))

@@ -1,0 +1,241 @@
+"""What a step of a framed run was fed, and when it saw a sample: looked up in its journal, or made again.
+
+unit u of lane l ---- journal ----> frame, carry ---- Lanes ----> positions ---- stream's History ----> samples
+                                        +---- reader: one frame is encoded again ----> the very samples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headrace.datasets.encoded.unit_reader import UnitReader
+from headrace.datasets.tracing.answers import Times, Topology, Traced, TracedUnit
+from headrace.datasets.tracing.history import SHOWN, History
+from headrace.errors import ConfigError, StateError
+from headrace.plan import BatchSchedule, Cursor
+from headrace.plan.framed import Journal, Lanes, LaneState, Unit
+from headrace.plan.split import taken_by
+
+
+class FramedHistory:
+    """One framed run, to be asked.
+
+    Args:
+        stream: its samples before they are made into units, one a step.
+        lanes, schedule: of its units.
+        journal: the frames that were begun.
+        reader: what makes units from states, so that samples are told exactly; None: the data are not at hand.
+        shift: what is added to a step of the run to get one of the training.
+        state: what a loader of the run saved.
+        hashes: of the run's recipe, to check the state.
+
+    Raises:
+        StateError: the state is of another run.
+    """
+
+    def __init__(
+        self,
+        stream: History,
+        lanes: Lanes,
+        schedule: BatchSchedule,
+        journal: Journal,
+        *,
+        reader: Callable[[Sequence[LaneState]], UnitReader] | None = None,
+        shift: int = 0,
+        state: Mapping[str, Any] | None = None,
+        hashes: Mapping[str, str] | None = None,
+    ) -> None:
+        self._stream = stream
+        self._lanes = lanes
+        self._schedule = schedule
+        self._journal = journal
+        self._reader = reader
+        self._shift = shift
+        self._position: int | None = None
+        if state is not None:
+            cursor = Cursor.from_dict(state)
+            if hashes is not None and dict(hashes) != cursor.recipe:
+                raise StateError(f"the saved state, at unit {cursor.position:,}, is of another run")
+            self._position = cursor.position
+
+    def step(
+        self,
+        step: int,
+        *,
+        topology: Topology | None = None,
+        rank: int | None = None,
+        samples: bool = True,
+        origins: bool = True,
+    ) -> list[TracedUnit]:
+        """The units of a global step, in order; those whose lane has ended before are left out.
+
+        With a reader the samples of each are those in it, one for each output, and a frame of each lane is encoded
+        again. Without one they are all that may be in it: what was carried on into its frame, and the frame.
+
+        Raises:
+            ConfigError: there is no such step or rank.
+            StateError: the journal has not come to it.
+        """
+        if step < self._shift:
+            raise ConfigError(f"there is no step {step:,}: the steps of this run begin at {self._shift:,}")
+        if rank is not None and (topology is None or not 0 <= rank < topology.ranks):
+            raise ConfigError(f"rank {rank}: ranks go from 0 to below the number of ranks, which is asked for too")
+        begin, end = (self._schedule.begin(step - self._shift + more) for more in (0, 1))
+        found = []
+        for number in range(begin, end):
+            taken: tuple[int | None, int | None] = (None, None)
+            if topology is not None:
+                taken = taken_by(number - begin, end - begin, topology.ranks, topology.micro_batch_size)
+            if rank is not None and taken[0] != rank:
+                continue
+            one = self._unit(number, samples=samples, origins=origins)
+            if one is not None:
+                found.append(msgspec.structs.replace(one, rank=taken[0], micro_step=taken[1]))
+        return found
+
+    def sample(
+        self,
+        source: str,
+        index: int | None = None,
+        *,
+        key: str | None = None,
+        limit: int = SHOWN,
+        origins: bool = True,
+    ) -> Times:
+        """The steps of the units that a sample comes into, as far as the journal has come.
+
+        With a reader one for each unit; without one between which steps they are, if the encoder made something of
+        the sample. ``count`` is of positions, of which each may come into several units.
+
+        Raises:
+            ConfigError: see `History.sample`.
+        """
+        lanes = self._lanes
+        reached = {lane: self._journal.reached(lane) for lane in range(lanes.num_lanes)}
+        ends = [int(lanes.at(lane, np.array([lanes.begin(lane, reached[lane][0])]))[0]) for lane in reached]
+        # Of a run with an end, the last frame is followed by none, and its begin is beyond the last position.
+        fed = self._stream.sample(source, index, key=key, until_samples=max(ends), limit=limit, origins=origins)
+        planned = [
+            one for one in fed.shown if one.position is not None and one.position < ends[self._lane_of(one.position)]
+        ]
+        count = len(planned)
+        if fed.count > len(fed.shown):
+            # Lanes are not equally far: of many times those are counted that lie before the begin of all that is left.
+            count = self._stream.sample(source, index, key=key, until_samples=min(ends), limit=1, origins=False).count
+        last = max((first - 1) * lanes.num_lanes + lane for lane, (_, first) in reached.items())
+        shown: list[Traced] = []
+        notes = list(fed.notes)
+        for one in planned:
+            assert one.position is not None
+            try:
+                first, after = self._journal.units_of(one.position)
+            except StateError as error:
+                notes.append(f"position {one.position:,}: {error}")
+                continue
+            lane = self._lane_of(one.position)
+            num_frames = lanes.num_frames(lane)
+            if after is None and (num_frames is None or reached[lane][0] < num_frames):
+                notes.append(
+                    f"position {one.position:,}: what is left of it may come in frames of lane {lane} after "
+                    f"{reached[lane][0] - 1:,}, where the journals end"
+                )
+            told = self._units_with(one, first, reached[lane][1] if after is None else after)
+            # The encoder made nothing of it, or nothing that has been delivered.
+            count -= not told
+            shown += told
+        until = 0 if last < 0 else self._schedule.step_of(last) + 1
+        return Times(
+            count=count,
+            shown=tuple(shown[:limit]),
+            until_step=until + self._shift,
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+    def _lane_of(self, position: int) -> int:
+        return int(self._lanes.lanes_of(np.array([position], dtype=np.int64))[0])
+
+    def _unit(self, number: int, *, samples: bool, origins: bool) -> TracedUnit | None:
+        lanes = self._lanes
+        lane, unit = number % lanes.num_lanes, number // lanes.num_lanes
+        planned = self._journal.frames(lane, unit)
+        if planned is None:
+            return None
+        state, last_frame = planned
+        positions = np.concatenate([lanes.positions(lane, frame) for frame in range(state.frame, last_frame + 1)])
+        step = self._schedule.step_of(number)
+        told = TracedUnit(
+            step=step + self._shift,
+            unit=number,
+            lane=lane,
+            frame=state.frame,
+            first_position=int(positions[0]),
+            last_position=int(positions[-1]),
+            num_carried=len(state.carry),
+            is_exact=False,
+            seen=None if self._position is None else number < self._position,
+        )
+        if self._reader is not None:
+            made = self._reader([state]).look(number)
+            if made is None:
+                return None
+            told = msgspec.structs.replace(told, frame=made.frame, is_exact=True)
+            return msgspec.structs.replace(told, samples=self._told(told, _pairs(made), origins=origins))
+        if samples:
+            pairs: list[tuple[int, int | None]] = [*state.carry, *((one, None) for one in positions.tolist())]
+            told = msgspec.structs.replace(told, samples=self._told(told, pairs, origins=origins))
+        return told
+
+    def _told(self, unit: TracedUnit, pairs: Sequence[tuple[int, int | None]], *, origins: bool) -> tuple[Traced, ...]:
+        """The samples at positions, at the step of a unit."""
+        by_position = dict(
+            zip(
+                dict.fromkeys(position for position, _ in pairs),
+                self._stream.positions(list(dict.fromkeys(position for position, _ in pairs)), origins=origins),
+                strict=True,
+            )
+        )
+        return tuple(
+            msgspec.structs.replace(
+                by_position[position],
+                step=unit.step,
+                last_step=unit.step,
+                unit=unit.unit,
+                output=output,
+                seen=unit.seen,
+            )
+            for position, output in pairs
+        )
+
+    def _units_with(self, fed: Traced, first: int, after: int) -> list[Traced]:
+        """A sample in the units that it is in, or may be in."""
+        assert fed.position is not None
+        lanes = self._lanes
+        lane = self._lane_of(fed.position)
+        if self._reader is None:
+            if after <= first:
+                return []
+            steps = [self._schedule.step_of(unit * lanes.num_lanes + lane) + self._shift for unit in (first, after - 1)]
+            return [msgspec.structs.replace(fed, step=steps[0], last_step=steps[1], seen=None)]
+        reader = self._reader([self._journal.unit(lane, first)])
+        found = []
+        for unit in range(first, after):
+            number = unit * lanes.num_lanes + lane
+            made = reader.look(number)
+            if made is None:
+                break
+            step = self._schedule.step_of(number) + self._shift
+            seen = None if self._position is None else number < self._position
+            found += [
+                msgspec.structs.replace(fed, step=step, last_step=step, unit=number, output=output, seen=seen)
+                for position, output in _pairs(made)
+                if position == fed.position
+            ]
+        return found
+
+
+def _pairs(unit: Unit) -> list[tuple[int, int]]:
+    return list(zip(unit.items.positions.tolist(), unit.items.outputs.tolist(), strict=True))

@@ -1,0 +1,364 @@
+"""What a training saw at step N and when it saw a sample, over all the runs that it went through.
+
+A run that is at hand as a history of one chapter.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from headrace.datasets.tracing.answers import Face, Times, Topology, Traced
+from headrace.datasets.tracing.trace import Trace
+from headrace.errors import ConfigError, StateError
+from headrace.plan import Cursor, IntArray, Lookup
+from headrace.plan.split import taken_by
+
+if TYPE_CHECKING:
+    from headrace.datasets.run import Run
+    from headrace.plan.buckets import Buckets
+
+SHOWN = 20
+"""Of the times that a sample comes, those that are told where nobody says how many."""
+
+
+_MAX_LOOKS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One run of a history: it holds from ``first_step`` of the training on, with its own position ``position``, from
+    which slot on it gives its samples.
+
+    ``recipes`` are those of the datasets, by path; ``face`` opens a source by its number, None where that is not
+    possible, with the reason given to `notes`.
+    """
+
+    trace: Trace
+    hashes: Mapping[str, str]
+    recipes: Mapping[str, Any]
+    face: Callable[[int], Face | None]
+    first_step: int = 0
+    position: int = 0
+    keyed: bool = True
+    """Whether epochs differ in what is drawn by their keys."""
+
+    @cached_property
+    def shift(self) -> int:
+        """What is added to a step of the run to get one of the training."""
+        return self.first_step - self.trace.schedule.step_of(self.position)
+
+    def reach(self, step: int) -> int:
+        """The position of the run at which a step of the training begins."""
+        return self.trace.begin(max(0, step - self.shift))
+
+
+class History:
+    """Runs one after another, each from a step of the training on. A single run is a history of one.
+
+    ``state`` is what a loader saved: it says how far the training has come.
+
+    Raises:
+        StateError: the state is of none of the runs.
+    """
+
+    def __init__(self, chapters: Sequence[Chapter], state: Mapping[str, Any] | None = None) -> None:
+        self.chapters = tuple(chapters)
+        self._cursor = None if state is None else self._placed(Cursor.from_dict(state))
+
+    def _placed(self, cursor: Cursor) -> tuple[int, int]:
+        """The run of a state and the slots that are taken of it, which is gone on with as the state says."""
+        for number in reversed(range(len(self.chapters))):
+            chapter = self.chapters[number]
+            if dict(chapter.hashes) == cursor.recipe and cursor.position >= chapter.position:
+                trace = chapter.trace.resumed(cursor.position, cursor.drawn_to)
+                chapters = (*self.chapters[:number], replace(chapter, trace=trace), *self.chapters[number + 1 :])
+                self.chapters = chapters
+                return number, cursor.position
+        raise StateError(
+            f"the saved state, at position {cursor.position:,}, is of none of the {len(self.chapters):,} runs that "
+            "were given: save the run beside the checkpoints with Run.save when a training begins or goes on"
+        )
+
+    def step(
+        self, step: int, *, topology: Topology | None = None, rank: int | None = None, origins: bool = True
+    ) -> list[Traced]:
+        """The samples of a global step in the order of their positions; of one rank alone, or of all.
+
+        With bucketing whose lengths are not at hand: those of all steps of the window.
+
+        Raises:
+            ConfigError: there is no such step, or no such rank; bucketing, and ranks are asked for.
+        """
+        if rank is not None and (topology is None or not 0 <= rank < topology.ranks):
+            raise ConfigError(f"rank {rank}: ranks go from 0 to below the number of ranks, which is asked for too")
+        number = max((i for i, chapter in enumerate(self.chapters) if chapter.first_step <= step), default=0)
+        chapter = self.chapters[number]
+        trace = chapter.trace
+        first, end = trace.window_of(trace.schedule.begin(step - chapter.shift)) if step >= 0 else (0, 0)
+        if not trace.is_vague:
+            first, end = step - chapter.shift, step - chapter.shift + 1
+        elif topology is not None:
+            raise ConfigError("with bucketing the lengths decide who takes what: ask Run.trace_step, which knows them")
+        low = max(trace.begin(max(first, 0)), chapter.position)
+        high = trace.begin(max(end, 0))
+        if step < chapter.first_step or low >= high:
+            steps = "" if trace.length is None else f" to {trace.schedule.step_of(trace.length - 1) + chapter.shift:,}"
+            raise ConfigError(f"there is no step {step:,}: the steps go from {self.chapters[0].first_step:,}{steps}")
+        positions = trace.positions(low, high)
+        found = self._traced(number, positions, trace.lookup(positions), topology)
+        return self._told([one for one in found if rank is None or one.rank == rank], origins=origins)
+
+    def positions(self, positions: Sequence[int], *, origins: bool = True) -> list[Traced]:
+        """The samples at some positions of the last run, which has them."""
+        wanted = np.array(positions, dtype=np.int64)
+        last = len(self.chapters) - 1
+        return self._told(self._traced(last, wanted, self.chapters[last].trace.lookup(wanted), None), origins=origins)
+
+    def sample(
+        self,
+        source: str,
+        index: int | None = None,
+        *,
+        key: str | None = None,
+        document: int | None = None,
+        until_step: int | None = None,
+        until_samples: int | None = None,
+        limit: int = SHOWN,
+        topology: Topology | None = None,
+        origins: bool = True,
+    ) -> Times:
+        """The times that a sample of a source comes, by its number or its key; or a document, by its number.
+
+        The search ends at a step, after so many samples of the last run, where the saved state is, or where the last
+        run ends. For one without an end, and none of these: once the source has gone through ``limit`` more epochs.
+
+        Raises:
+            ConfigError: no such source, sample, key or document; a key or a document, and the store is not there.
+        """
+        if sum(given is not None for given in (index, key, document)) != 1:
+            raise ConfigError("a sample is asked for by its number, by its key, or by a document in it: give one")
+        if limit < 1:
+            raise ConfigError(f"limit is at least 1, found {limit}")
+        paths = self._chapters_with(source)
+        wanted = self.chapters[paths[-1][0]].recipes[_path(source)]
+        count, shown, notes = 0, [], []
+        until = 0
+        for number, leaf in paths:
+            chapter = self.chapters[number]
+            begin, end = self._span(number, leaf, until_step, until_samples, limit)
+            if end is None:
+                continue
+            if index is not None and chapter.recipes[_path(source)] != wanted:
+                notes.append(
+                    f"from step {chapter.first_step:,} on {source!r} was another dataset, with other numbers: left out"
+                )
+                until = max(until, chapter.trace.schedule.step_of(end) + chapter.shift)
+                continue
+            numbers = self._numbers(number, leaf, index=index, key=key, document=document)
+            asked = end
+            if document is not None:
+                # Which epochs have it is not arithmetic: as many are looked into as take about a second.
+                end = min(end, chapter.trace.horizon(leaf, begin, max(limit, _MAX_LOOKS // max(1, len(numbers)))))
+            many, found, end = self._found(number, leaf, numbers, document, (begin, end), limit, topology)
+            count += many
+            shown += found
+            until = max(until, chapter.trace.schedule.step_of(end) + chapter.shift)
+            if end < asked:
+                notes.append(
+                    f"counted before step {until:,} alone: there are many epochs, to be looked into one by one"
+                )
+                break
+        return Times(
+            count=count,
+            shown=tuple(self._told(shown[:limit], origins=origins)),
+            until_step=until,
+            notes=tuple(notes),
+        )
+
+    def _chapters_with(self, source: str) -> list[tuple[int, int]]:
+        """(run, number of the leaf) where there is such a source."""
+        path = _path(source)
+        known: dict[str, None] = {}
+        found = []
+        for number, chapter in enumerate(self.chapters):
+            for leaf, one in enumerate(chapter.trace.plan.leaves):
+                known[one.path or "."] = None
+                if one.path == path:
+                    found.append((number, leaf))
+        if not found:
+            near = difflib.get_close_matches(source, known, n=1, cutoff=0.5)
+            shown = f"did you mean {near[0]!r}?" if near else f"the sources are: {', '.join(list(known)[:20])}"
+            raise ConfigError(f"there is no source {source!r}; {shown}")
+        return found
+
+    def _span(
+        self, number: int, leaf: int, until_step: int | None, until_samples: int | None, limit: int
+    ) -> tuple[int, int | None]:
+        """The positions of a run that are searched: ``[begin, end)``; end None: the run is not."""
+        chapter = self.chapters[number]
+        trace, begin = chapter.trace, chapter.position
+        last = number == len(self.chapters) - 1
+        ends = [] if trace.length is None else [trace.length]
+        if not last:
+            ends.append(chapter.reach(self.chapters[number + 1].first_step))
+        if until_step is not None:
+            ends.append(chapter.reach(until_step))
+        if until_samples is not None and last:
+            ends.append(max(begin, until_samples))
+        if self._cursor is not None and until_step is None and until_samples is None:
+            if number > self._cursor[0]:
+                return begin, None
+            if number == self._cursor[0]:
+                ends.append(self._cursor[1])
+        if until_step is not None and until_step <= chapter.first_step and number:
+            return begin, None
+        return begin, max(begin, min(ends)) if ends else trace.horizon(leaf, begin, limit)
+
+    def _numbers(
+        self, number: int, leaf: int, *, index: int | None, key: str | None, document: int | None
+    ) -> list[int]:
+        if index is not None:
+            return [index]
+        face = self.chapters[number].face(leaf)
+        if face is None:
+            raise ConfigError(
+                f"the store of {self.chapters[number].trace.plan.leaves[leaf].path!r} is needed to find "
+                f"{'a key' if key is not None else 'a document'}, and cannot be opened: ask by the number of a sample"
+            )
+        if key is not None:
+            return face.find_keys(key)
+        assert document is not None
+        source = self.chapters[number].trace.plan.leaves[leaf]
+        found = face.holders(document)
+        first = source.first_sample
+        inside = (found >= first) & (found < first + source.num_samples)
+        return [int(one) for one in found[inside]]
+
+    def _found(
+        self,
+        number: int,
+        leaf: int,
+        samples: Sequence[int],
+        document: int | None,
+        span: tuple[int, int],
+        limit: int,
+        topology: Topology | None,
+    ) -> tuple[int, list[Traced], int]:
+        """How often samples come, the first times, and the position up to which they were looked for."""
+        trace = self.chapters[number].trace
+        most = limit if document is None else None
+        parts = [trace.find(leaf, one, begin=span[0], end=span[1], limit=most) for one in samples]
+        count = sum(part.total for part in parts)
+        empty = np.empty(0, dtype=np.int64)
+        positions = np.sort(np.concatenate([empty, *(part.positions for part in parts)]))
+        found = trace.lookup(positions)
+        if document is not None:
+            held = self._held(number, leaf, found, document)
+            positions = positions[held]
+            found = _rows(found, held)
+            count = len(positions)
+        found = _rows(found, slice(limit))
+        end = min((part.end for part in parts), default=span[1])
+        return count, self._traced(number, positions[:limit], found, topology), end
+
+    def _held(self, number: int, leaf: int, found: Lookup, document: int) -> IntArray:
+        """The rows whose samples have tokens of a document: phases and packs differ from epoch to epoch."""
+        chapter = self.chapters[number]
+        face = chapter.face(leaf)
+        assert face is not None
+        keys = found.keys if chapter.keyed else None
+        origins = face.origins(face.locate(found.indices, keys))
+        held = [row for row, pieces in enumerate(origins) if any(piece.document == document for piece in pieces)]
+        return np.array(held, dtype=np.int64)
+
+    def _traced(self, number: int, positions: IntArray, found: Lookup, topology: Topology | None) -> list[Traced]:
+        chapter = self.chapters[number]
+        paths = [leaf.path or "." for leaf in chapter.trace.plan.leaves]
+        slots = chapter.trace.slots(positions)
+        columns = zip(
+            *(column.tolist() for column in (positions, slots, found.sources, found.epochs, found.indices)), strict=True
+        )
+        return [
+            Traced(
+                **self._place(number, position, slot, topology),
+                source=paths[source],
+                epoch=epoch,
+                index=index,
+                run=number,
+            )
+            for position, slot, source, epoch, index in columns
+        ]
+
+    def _place(self, number: int, position: int, slot: int, topology: Topology | None) -> dict[str, Any]:
+        chapter = self.chapters[number]
+        trace = chapter.trace
+        step = trace.schedule.step_of(position)
+        begin, end = max(trace.begin(step), chapter.position), trace.begin(step + 1)
+        place: dict[str, Any] = {"step": step + chapter.shift, "last_step": step + chapter.shift, "position": position}
+        if trace.is_vague:
+            first, beyond = trace.window_of(position)
+            if trace.length is not None:
+                beyond = min(beyond, trace.schedule.step_of(trace.length - 1) + 1)
+            place = {"step": first + chapter.shift, "last_step": beyond - 1 + chapter.shift, "position": None}
+            slot = trace.begin(beyond) - 1
+        elif topology is not None:
+            rank, micro = taken_by(slot - begin, end - begin, topology.ranks, topology.micro_batch_size)
+            place |= {"rank": rank, "micro_step": micro}
+        if self._cursor is not None:
+            place["seen"] = (number, slot) < self._cursor
+        return place
+
+    def _told(self, samples: list[Traced], *, origins: bool) -> list[Traced]:
+        """The same with what they are made of."""
+        if not origins:
+            return samples
+        made = list(samples)
+        for (number, leaf), rows in _grouped(samples, self.chapters):
+            chapter = self.chapters[number]
+            face = chapter.face(leaf)
+            if face is None:
+                continue
+            indices = np.array([samples[row].index for row in rows], dtype=np.int64)
+            epochs = np.array([samples[row].epoch for row in rows], dtype=np.int64)
+            keys = chapter.trace.plan.keys(leaf, epochs) if chapter.keyed else None
+            for row, pieces in zip(rows, face.origins(face.locate(indices, keys)), strict=True):
+                made[row] = msgspec.structs.replace(samples[row], origins=pieces)
+        return made
+
+
+def _grouped(samples: Sequence[Traced], chapters: Sequence[Chapter]) -> Iterator[tuple[tuple[int, int], list[int]]]:
+    numbers = [{leaf.path or ".": i for i, leaf in enumerate(chapter.trace.plan.leaves)} for chapter in chapters]
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row, sample in enumerate(samples):
+        groups.setdefault((sample.run, numbers[sample.run][sample.source]), []).append(row)
+    yield from groups.items()
+
+
+def _rows(found: Lookup, rows: IntArray | slice) -> Lookup:
+    return Lookup(found.sources[rows], found.epochs[rows], found.indices[rows], found.keys[rows])
+
+
+def _path(source: str) -> str:
+    return "" if source == "." else source
+
+
+def history_of(run: Run, buckets: Buckets | None) -> History:
+    """The run as ``Run.history`` gives it; ``buckets`` know the lengths that bucketing goes by."""
+    window_steps = None if run.bucketing is None else run.bucketing.window_steps
+    arranged = None if buckets is None else buckets.arranged
+    recipe = run.recipe
+    chapter = Chapter(
+        trace=Trace(run.plan, run.schedule, run.length, draw=run.draw, window_steps=window_steps, arranged=arranged),
+        hashes=recipe.hashes(),
+        recipes=recipe.dataset,
+        face=run.datasets.__getitem__,
+        keyed=run.order.kind != "none",
+    )
+    return History([chapter])

@@ -1,0 +1,392 @@
+"""``run.json``: what gives the plan of a training back without its data, one run after another.
+
+It is written beside the checkpoints, once a start, and read by ``headrace trace``. Where a run goes on with the recipe
+it had, nothing is added; where something was changed, what holds from which step on is.
+
+The tree of a mix as it is written into a file, and read again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from headrace.datasets.dataset import Dataset
+from headrace.datasets.mix import homogeneous_samples
+from headrace.datasets.tracing.trace import Trace
+from headrace.errors import ConfigError, StateError
+from headrace.io import check_local
+from headrace.plan import (
+    ORDER_FORMAT,
+    BatchSchedule,
+    Branch,
+    Bucketing,
+    Concat,
+    Leaf,
+    Limit,
+    Node,
+    Order,
+    Plan,
+    Recipe,
+    Repeat,
+    Schedule,
+    Shards,
+    draw_of,
+    node_recipe,
+    order_format,
+)
+from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
+from headrace.plan.recipe import PARTS, undrawn
+from headrace.stores import SampleStore, Store
+from headrace.stores.json_file import write_json_file
+
+if TYPE_CHECKING:
+    from headrace.datasets.encoded.framed_run import FramedRun
+    from headrace.datasets.run import Run
+
+
+class SavedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="node"):
+    """A node; those with children name their path."""
+
+
+class SavedLeaf(SavedNode, frozen=True, kw_only=True, tag="source"):
+    """A source, by its number in the list of them: one that comes in several segments is written once."""
+
+    source: int
+
+
+class SavedBranch(SavedNode, frozen=True, kw_only=True, tag="blend"):
+    """See `headrace.plan.Branch`."""
+
+    path: str
+    children: tuple[AnyNode, ...]
+    shares: tuple[int, ...]
+    num_samples: int | None
+    block_samples: int
+
+
+class SavedConcat(SavedNode, frozen=True, kw_only=True, tag="concat"):
+    """See `headrace.plan.Concat`."""
+
+    path: str
+    children: tuple[AnyNode, ...]
+
+
+class SavedLimit(SavedNode, frozen=True, kw_only=True, tag="limit"):
+    """See `headrace.plan.Limit`."""
+
+    path: str
+    child: AnyNode
+    num_samples: int
+
+
+class SavedRepeat(SavedNode, frozen=True, kw_only=True, tag="repeat"):
+    """See `headrace.plan.Repeat`."""
+
+    path: str
+    child: AnyNode
+    num_samples: int
+
+
+class SavedSchedule(SavedNode, frozen=True, kw_only=True, tag="schedule"):
+    """See `headrace.plan.Schedule`."""
+
+    path: str
+    begins: tuple[int, ...]
+    children: tuple[AnyNode, ...]
+
+
+AnyNode = SavedLeaf | SavedBranch | SavedConcat | SavedLimit | SavedRepeat | SavedSchedule
+
+
+def saved_node(node: Node, numbers: Mapping[str, int]) -> AnyNode:
+    """A node to be written; ``numbers`` are those of the sources, by path."""
+    if isinstance(node, Leaf):
+        return SavedLeaf(source=numbers[node.path])
+    children = tuple(saved_node(child, numbers) for child in node.children)
+    path = node.path
+    if isinstance(node, Branch):
+        return SavedBranch(
+            path=path,
+            children=children,
+            shares=node.shares,
+            num_samples=node.num_samples,
+            block_samples=node.block_samples,
+        )
+    if isinstance(node, Concat):
+        return SavedConcat(path=path, children=children)
+    if isinstance(node, Schedule):
+        return SavedSchedule(path=path, begins=tuple(node.begins.tolist()), children=children)
+    kind = SavedLimit if isinstance(node, Limit) else SavedRepeat
+    return kind(path=path, child=children[0], num_samples=node.num_samples)
+
+
+def loaded_node(saved: AnyNode, leaves: Sequence[Leaf]) -> Node:
+    """The node that was written. Raises StateError for the number of a source that is not there."""
+    if isinstance(saved, SavedLeaf):
+        if not 0 <= saved.source < len(leaves):
+            raise StateError(f"the tree names source {saved.source}, and there are {len(leaves):,}")
+        return leaves[saved.source]
+    if isinstance(saved, SavedLimit):
+        return Limit(saved.path, loaded_node(saved.child, leaves), saved.num_samples)
+    if isinstance(saved, SavedRepeat):
+        return Repeat(saved.path, loaded_node(saved.child, leaves), saved.num_samples)
+    children = tuple(loaded_node(child, leaves) for child in saved.children)
+    if isinstance(saved, SavedBranch):
+        return Branch(saved.path, children, saved.shares, saved.num_samples, saved.block_samples)
+    if isinstance(saved, SavedConcat):
+        return Concat(saved.path, children)
+    if len(saved.begins) != len(children):
+        raise StateError(f"{saved.path!r} has {len(saved.begins):,} begins for {len(children):,} segments")
+    return Schedule(saved.path, tuple(zip(saved.begins, children, strict=True)))
+
+
+def saved_shards(shards: Shards | None) -> str | None:
+    """The samples of each shard, equal neighbours together: ``"10000x127 4711"``."""
+    if shards is None:
+        return None
+    sizes = np.diff(shards.bounds)
+    firsts = np.flatnonzero(np.diff(sizes, prepend=-1))
+    counts = np.diff(firsts, append=len(sizes))
+    pairs = zip(sizes[firsts].tolist(), counts.tolist(), strict=True)
+    return " ".join(f"{size}x{count}" if count > 1 else f"{size}" for size, count in pairs)
+
+
+def loaded_shards(saved: str | None) -> Shards | None:
+    """The borders that were written. Raises StateError for another text."""
+    if saved is None:
+        return None
+    sizes: list[int] = []
+    for part in saved.split():
+        size, _, count = part.partition("x")
+        try:
+            sizes += [int(size)] * int(count or 1)
+        except ValueError:
+            raise StateError(f"{part!r} is no size of shards; expected as 10000x127") from None
+    return Shards.of_counts(sizes)
+
+
+VERSION = 1
+
+
+class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a store lies: the path as it was opened, and what tells its content from another."""
+
+    path: str
+    format: str
+    fingerprint: str
+    split_part: str | None = None
+
+
+class SavedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One source: its place in the blend, its samples, what its dataset is made of."""
+
+    path: str
+    num_samples: int
+    first_sample: int = 0
+    shards: str | None = None
+    store: SavedStore | None = None
+    recipe: dict[str, Any]
+
+
+class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run, from a step of the training on, where it is at a position of its own."""
+
+    first_step: int
+    position: int
+    length: int | None
+    hashes: dict[str, str]
+    format: dict[str, Any]
+    order: Order
+    batch: dict[str, Any]
+    sources: tuple[SavedSource, ...]
+    plan: AnyNode
+
+    @property
+    def schedule(self) -> BatchSchedule:
+        """The global batches; of a framed run, of units."""
+        return BatchSchedule(tuple((step, size) for step, size in self.batch["pieces"]))
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """Those of a framed run, None of any other."""
+        if "num_lanes" not in self.batch:
+            return None
+        lanes = msgspec.convert({name: self.batch.get(name) for name in Lanes.__struct_fields__}, Lanes)
+        return lanes if self.format["framed"] == 1 else msgspec.structs.replace(lanes, key=lanes_key(self.order.seed))
+
+    def trace(self) -> Trace:
+        """The plan, to be asked; of a framed run that of its samples, one a step.
+
+        Raises:
+            StateError: what was written is not what the hashes are of, or is of another version of the algorithms.
+        """
+        here = (
+            ORDER_FORMAT if "num_lanes" not in self.batch else {**order_format(is_drawn=False), "framed": FRAMED_FORMAT}
+        )
+        if self.format not in (here, undrawn(here)):
+            raise StateError(
+                f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
+                f"Headrace has {here}: use the version that wrote it"
+            )
+        try:
+            plan = Plan(loaded_node(self.plan, [_leaf(source) for source in self.sources]), self.order)
+            schedule, bucketing = self.schedule, _bucketing(self.batch)
+            draw = None
+            if self.lanes is not None:
+                schedule = BatchSchedule.of(1)
+            elif self.format == ORDER_FORMAT:
+                block_samples = homogeneous_samples(plan.root)
+                draw = draw_of(plan, schedule, self.length, block_samples=block_samples, bucketing=bucketing)
+        except (ConfigError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
+        recipe = Recipe(
+            format=self.format,
+            dataset={source.path: source.recipe for source in self.sources},
+            blend=node_recipe(plan.root),
+            order=self.order.recipe,
+            batch=self.batch,
+        )
+        found = recipe.hashes()
+        if differing := [part for part in PARTS if found[part] != self.hashes.get(part)]:
+            raise StateError(
+                f"the run from step {self.first_step:,} on was changed since it was written: {', '.join(differing)} "
+                "are not what their hashes say"
+            )
+        window_steps = None if bucketing is None else bucketing.window_steps
+        return Trace(plan, schedule, self.length, draw=draw, window_steps=window_steps)
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file. Paths of stores are seen from ``folder``, where the training began."""
+
+    kind: Literal["headrace.run"] = "headrace.run"
+    version: int = VERSION
+    folder: str
+    runs: tuple[SavedRun, ...]
+
+
+def read_run_file(path: str | os.PathLike[str]) -> RunFile:
+    """What ``Run.save`` wrote.
+
+    Raises:
+        StateError: it cannot be read, is something else, or of a later version.
+    """
+    check_local(path)
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise StateError(f"the saved run cannot be read: {error}") from error
+    try:
+        given = msgspec.json.decode(data)
+        if not isinstance(given, dict) or given.get("kind") != "headrace.run":
+            raise StateError(f"{path}: this is no saved run; expected a file that Run.save wrote")
+        if given.get("version") != VERSION:
+            raise StateError(
+                f"{path}: has version {given.get('version')!r}; this Headrace reads version {VERSION}: use the one "
+                "that wrote it, or a newer one"
+            )
+        found = msgspec.convert(given, RunFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
+        raise StateError(f"{path}: the saved run is damaged: {error}") from error
+    steps = [run.first_step for run in found.runs]
+    if not steps or steps != sorted(set(steps)):
+        raise StateError(f"{path}: the saved run is damaged: its runs begin at the steps {steps}, which do not rise")
+    return found
+
+
+def save_run(run: Run | FramedRun, path: str | os.PathLike[str], *, position: int | None, step: int | None) -> None:
+    """Write a run into a file, or behind those that are in it; see ``Run.save``."""
+    check_local(path)
+    before = read_run_file(path) if Path(path).exists() else None
+    if position is None:
+        if before is not None and not _is_same(before.runs[-1], _saved(run, 0, 0)):
+            raise ConfigError(
+                f"{path}: tells of another run: say from which position on this one holds, position=loader.position, "
+                "or give it a file of its own"
+            )
+        if before is not None:
+            return
+        position = 0
+    position = index(position)
+    if position < 0 or (run.length is not None and position > run.length):
+        raise ConfigError(f"position {position:,} is outside this run of {run.length} samples")
+    first_step = run.schedule.step_of(position) if step is None else index(step)
+    if first_step < 0:
+        raise ConfigError(f"step is at least 0, found {first_step:,}")
+    new = _saved(run, first_step, position)
+    # What came after this step was undone when the training went back to it.
+    kept = [one for one in before.runs if one.first_step < first_step] if before is not None else []
+    if kept and _is_same(kept[-1], new) and _shift(kept[-1]) == _shift(new):
+        # It goes on as it was, maybe for longer, or from where its data lie now.
+        last = kept.pop()
+        new = msgspec.structs.replace(new, first_step=last.first_step, position=last.position)
+    write_json_file(path, RunFile(folder=str(Path.cwd()), runs=(*kept, new)))
+
+
+def _saved(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
+    from headrace.datasets.run import Run
+
+    recipe = run.recipe
+    # Of a framed run the plan is that of its samples, and what makes them units is in its recipe.
+    fed = run if isinstance(run, Run) else run.stream
+    leaves = fed.plan.leaves
+    sources = [
+        SavedSource(
+            path=leaf.path,
+            num_samples=leaf.num_samples,
+            first_sample=leaf.first_sample,
+            shards=saved_shards(leaf.shards),
+            store=_store(dataset),
+            recipe=recipe.dataset[leaf.path],
+        )
+        for leaf, dataset in zip(leaves, fed.datasets, strict=True)
+    ]
+    return SavedRun(
+        first_step=first_step,
+        position=position,
+        length=fed.length,
+        hashes=recipe.hashes(),
+        format=recipe.format,
+        order=fed.order,
+        batch=recipe.batch,
+        sources=tuple(sources),
+        plan=saved_node(fed.plan.root, {leaf.path: number for number, leaf in enumerate(leaves)}),
+    )
+
+
+def _store(dataset: Dataset) -> SavedStore | None:
+    """The store behind a dataset, through those that stand around it; None where there is not exactly one."""
+    inner: Any = dataset
+    while not hasattr(inner, "store") and isinstance(getattr(inner, "dataset", None), Dataset):
+        inner = inner.dataset
+    store = getattr(inner, "store", None)
+    if not isinstance(store, Store | SampleStore):
+        return None
+    part = getattr(store, "split_part", None)
+    return SavedStore(path=store.path, format=store.format, fingerprint=store.fingerprint, split_part=part)
+
+
+def _leaf(source: SavedSource) -> Leaf:
+    return Leaf(source.path, source.num_samples, loaded_shards(source.shards), source.first_sample)
+
+
+def _bucketing(batch: dict[str, Any]) -> Bucketing | None:
+    bucketing = batch.get("bucketing")
+    if bucketing is None:
+        return None
+    return Bucketing(window_steps=bucketing["window_steps"], group_samples=bucketing["group_samples"])
+
+
+def _is_same(one: SavedRun, other: SavedRun) -> bool:
+    return one.hashes == other.hashes
+
+
+def _shift(run: SavedRun) -> int:
+    return run.first_step - run.schedule.step_of(run.position)
