@@ -1,10 +1,18 @@
-"""Pictures in terminals, read back from what the protocols say."""
+"""Pictures in terminals: half blocks to the colour, and a terminal of our own that says what it can."""
 
 from __future__ import annotations
 
-import base64
+import fcntl
 import io
+import os
+import pty
 import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +23,25 @@ from PIL import Image
 
 import media_made
 from counts import cases
-from headrace.cli.media.terminal_images import blocks, choose_protocol, detected, drawer, iterm, kitty, sixel
-from headrace.errors import ConfigError
+from headrace.cli.media import terminal_images
+from headrace.cli.media.terminal_images import blocks, choose_images, drawer
+from headrace.errors import ConfigError, MissingExtraError
 
 SIZES = st.tuples(st.integers(1, 700), st.integers(1, 700))
+PATIENCE_S = 120
+PROGRAM = """
+import sys
+from PIL import Image
+from headrace.cli.media.terminal_images import choose_images, drawer
+if {without}:
+    sys.modules["textual_image"] = None
+    import importlib.util as found
+    found.find_spec = lambda name: None
+how = choose_images(None, sys.stdout, {{}}, plain=False)
+print("how", how, flush=True)
+print(drawer(how, {{}})(Image.new("RGB", (40, 20), (255, 0, 0))), flush=True)
+print("after", flush=True)
+"""
 
 
 def picture(size: tuple[int, int] = (600, 400)) -> Any:
@@ -34,102 +57,73 @@ class Stream(io.StringIO):
         return self.is_terminal
 
 
-@pytest.mark.parametrize(
-    ("environment", "protocol"),
-    [
-        ({"TERM": "xterm-kitty"}, "kitty"),
-        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, "kitty"),
-        ({"TERM": "xterm-ghostty"}, "kitty"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "iterm"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, "iterm"),
-        ({"TERM": "xterm-256color", "LC_TERMINAL": "iTerm2"}, "iterm"),
-        ({"TERM": "foot"}, "sixel"),
-        ({"TERM": "foot-extra"}, "sixel"),
-        ({"TERM": "mlterm"}, "sixel"),
-        ({"TERM": "yaft-sixel"}, "sixel"),
-        ({"TERM": "xterm-256color"}, "blocks"),
-        ({}, "blocks"),
-        ({"TERM": "xterm-kitty", "TMUX": "/tmp/x"}, "blocks"),
-        ({"TERM": "screen", "STY": "1", "LC_TERMINAL": "iTerm2"}, "blocks"),
-    ],
-)
-def test_what_terminals_can(environment: dict[str, str], protocol: str) -> None:
-    assert detected(environment) == protocol
-    assert choose_protocol(None, Stream(True), environment, plain=False) == protocol
-    assert choose_protocol(None, Stream(False), environment, plain=False) == "none"
-    assert choose_protocol(None, Stream(True), environment, plain=True) == "none"
-    assert choose_protocol(None, Stream(True), {**environment, "NO_COLOR": "1"}, plain=False) == "none"
-    assert choose_protocol("sixel", Stream(False), environment, plain=True) == "sixel"
+@pytest.mark.parametrize("environment", [{"TERM": "xterm-kitty"}, {}])
+def test_what_is_chosen(environment: dict[str, str]) -> None:
+    assert choose_images(None, Stream(True), environment, plain=False) == "blocks"  # nobody there who could be asked
+    assert choose_images(None, Stream(False), environment, plain=False) == "none"
+    assert choose_images(None, Stream(True), environment, plain=True) == "none"
+    assert choose_images(None, Stream(True), {**environment, "NO_COLOR": "1"}, plain=False) == "none"
+    assert choose_images(None, Stream(True), {"TERM": "dumb"}, plain=False) == "none"
+    assert choose_images("blocks", Stream(False), environment, plain=True) == "blocks"
 
 
-def test_what_the_user_says() -> None:
-    with pytest.raises(ConfigError, match="--images png: known are kitty, iterm, sixel, blocks, none"):
-        choose_protocol("png", Stream(True), {}, plain=False)
+def test_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="--images png: known are terminal, blocks, none"):
+        choose_images("png", Stream(True), {}, plain=False)
+    with pytest.raises(ConfigError, match="standard input and output have to be one"):
+        choose_images("terminal", Stream(True), {}, plain=False)
+    monkeypatch.setattr(terminal_images, "_has_extra", lambda: False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[view\]'"):
+        choose_images("terminal", Stream(True), {}, plain=False)
     assert drawer("none") is None
-    assert all(drawer(name) is not None for name in ("kitty", "iterm", "sixel", "blocks"))
 
 
-def test_kitty() -> None:
-    text = kitty(picture())
-    chunks = re.findall("\x1b_G([^;]*);([^\x1b]*)\x1b\\\\", text)
-    assert "".join(f"\x1b_G{keys};{data}\x1b\\" for keys, data in chunks) == text
-    assert len(chunks) > 2
-    assert chunks[0][0] == "a=T,f=100,q=2,c=48,m=1"
-    assert [keys for keys, _ in chunks[1:]] == ["m=1"] * (len(chunks) - 2) + ["m=0"]
-    assert all(len(data) == 4096 for _, data in chunks[:-1])
-    shown = Image.open(io.BytesIO(base64.b64decode("".join(data for _, data in chunks))))
-    assert (shown.format, shown.size) == ("PNG", (480, 320))
-    assert kitty(picture((2, 2))).startswith("\x1b_Ga=T,f=100,q=2,c=2,m=0;")
-
-
-def test_iterm() -> None:
-    found = re.fullmatch(
-        "\x1b]1337;File=inline=1;size=(\\d+);width=48;preserveAspectRatio=1:([^\x07]*)\x07", iterm(picture())
+def on_a_terminal(folder: Path, answers: dict[bytes, bytes], *, without: bool = False) -> str:
+    """What the program writes on a terminal that answers questions, each with the first answer that it has."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM.format(without=without))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 1000, 800))
+    process = subprocess.Popen(
+        [sys.executable, str(program)], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     )
-    assert found is not None
-    data = base64.b64decode(found[2])
-    assert len(data) == int(found[1])
-    assert Image.open(io.BytesIO(data)).size == (480, 320)
+    os.close(theirs)
+    written = b""
+    asked = 0
+    try:
+        while b"after" not in written:
+            assert select.select([ours], [], [], PATIENCE_S)[0], written
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:  # it has ended
+                break
+            written += data
+            for question, answer in answers.items():
+                if question in written[asked:]:
+                    asked = written.index(question, asked) + len(question)
+                    os.write(ours, answer)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return written.decode()
 
 
-def read_sixel(text: str) -> np.ndarray[Any, Any]:
-    """(H, W, 3) of what a terminal draws; -1 where it draws nothing."""
-    head = re.match('\x1bP0;1q"1;1;(\\d+);(\\d+)', text)
-    assert head is not None
-    assert text.endswith("\x1b\\")
-    width, height = int(head[1]), int(head[2])
-    shown = np.full((height + 6, width, 3), -1)
-    palette: dict[str, list[int]] = {}
-    top = column = 0
-    colour = ""
-    for token in re.findall(r"#\d+;2;\d+;\d+;\d+|#\d+|!\d+.|\$|-|[?-~]", text[head.end() : -2]):
-        if token.startswith("#"):
-            colour, *facts = token[1:].split(";")
-            if facts:
-                palette[colour] = [round(int(value) * 255 / 100) for value in facts[1:]]
-        elif token == "$":
-            column = 0
-        elif token == "-":
-            top, column = top + 6, 0
-        else:
-            length = int(token[1:-1]) if len(token) > 1 else 1
-            for row in range(6):
-                if ord(token[-1]) - 63 >> row & 1:
-                    assert (shown[top + row, column : column + length] == -1).all()  # no pixel twice
-                    shown[top + row, column : column + length] = palette[colour]
-            column += length
-    assert (shown[height:] == -1).all()
-    return shown[:height]
+DEVICE_ATTRIBUTES = b"\x1b[c"
 
 
-@given(SIZES)
-@settings(max_examples=cases(4, 200), deadline=None)
-def test_sixel_draws_every_pixel_once(size: tuple[int, int]) -> None:
-    whole = picture(size).quantize(7).convert("RGB")  # few colours, which quantising again keeps
-    shown = read_sixel(sixel(whole))
-    assert (shown >= 0).all()
-    if max(size) <= 400:  # not scaled
-        assert np.abs(shown - np.asarray(whole).astype(int)).max() <= 3  # sixels count colours in percent
+def test_a_terminal_with_sixels(tmp_path: Path) -> None:
+    said = on_a_terminal(tmp_path, {DEVICE_ATTRIBUTES: b"\x1b[?62;4;22c"})
+    assert "how terminal" in said
+    assert "\x1bP" in said  # a band of sixels
+    assert said.rstrip().endswith("after")
+
+
+def test_without_the_extra_half_blocks(tmp_path: Path) -> None:
+    said = on_a_terminal(tmp_path, {}, without=True)
+    assert "how blocks" in said
+    assert "▀" in said
+    assert said.rstrip().endswith("after")
 
 
 @given(SIZES, st.booleans())

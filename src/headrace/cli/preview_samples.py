@@ -31,7 +31,7 @@ _FOR_TOKENS: Final = (
     "dialect",
 )
 _OPTIONS: Final = {"seed_of_choice": "random"}
-_FOR_SAMPLES: Final = ("split_part", "split_config", "dataset_config", "max_chars", "images", "sheet")
+_FOR_SAMPLES: Final = ("split_part", "split_config", "dataset_config", "max_chars", "images")
 _FOR_MIXES: Final = ("order", "seed", "global_batch_size")
 
 
@@ -51,11 +51,10 @@ def sample_options(command: F) -> F:
             show_default=True,
             help="Of a metadataset: full, blocks, shards or none.",
         ),
-        click.option("--sheet", metavar="FILE", help="Of samples: write the pictures as one, .png or .jpg."),
         click.option(
             "--images",
             metavar="HOW",
-            help="Of samples: pictures by kitty, iterm, sixel or blocks, or none; as the terminal says.",
+            help="Of samples: pictures as the terminal can, by blocks, or none.",
         ),
         click.option(
             "--max-chars", metavar="N", type=int, default=2000, show_default=True, help="Show so much of each text."
@@ -81,8 +80,7 @@ def preview(
     """
     from headrace.cli.media.opening import SampleOptions
     from headrace.cli.media.preview import SamplePreviewOptions
-    from headrace.cli.media.sheet import contact_sheet, sheet_format
-    from headrace.cli.media.terminal_images import choose_protocol, drawer
+    from headrace.cli.media.terminal_images import choose_images, drawer
     from headrace.stores.sample_layouts import sample_layout
 
     mixes = path.endswith(".yaml")
@@ -97,16 +95,15 @@ def preview(
         raise ConfigError("--key names the one sample to show: leave out --samples and --num")
     if given["max_chars"] < 1:
         raise ConfigError(f"--max-chars {given['max_chars']}: at least 1 character is shown")
-    html, sheet = given["html"], given["sheet"]
-    image_format = None if sheet is None else sheet_format(sheet)
-    protocol = choose_protocol(given["images"], sys.stdout, os.environ, plain=given["plain"])
-    to_terminal = html is None and sheet is None and not as_json
+    html = given["html"]
+    images = choose_images(given["images"], sys.stdout, os.environ, plain=given["plain"])
+    to_terminal = html is None and not as_json
     options = SamplePreviewOptions(
         numbers=numbers,
         num=given["num"],
         key=given["key"],
         max_chars=given["max_chars"],
-        pictures=html is not None or sheet is not None or (to_terminal and protocol != "none"),
+        pictures=html is not None or (to_terminal and images != "none"),
         dataset=SampleOptions(**{name: given[name] for name in ("split_part", "split_config", "dataset_config")}),
     )
     opened = _opened(path, options, given, mixes=mixes)
@@ -117,14 +114,12 @@ def preview(
             from headrace.cli.media.page import sample_page
 
             write_file(html, sample_page(found).encode(), quiet=as_json)
-        if sheet is not None and image_format is not None:
-            write_file(sheet, contact_sheet(found, image_format), quiet=as_json)
         if as_json:
             _print_json(found)
         elif to_terminal:
             from headrace.cli.media.lines import preview_lines
 
-            for line in preview_lines(found, drawer(protocol)):
+            for line in preview_lines(found, drawer(images)):
                 click.echo(line, color=True)
     return True
 

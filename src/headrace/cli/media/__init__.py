@@ -9,7 +9,6 @@
       samples      a sample of parts, and the boxes of its texts
       preview      the samples that a user wants to see
         lines        for a terminal; `terminal_images` draws pictures there
-        sheet        one picture of many
         page         one HTML file that needs nothing else
     sources      the datasets of a metadataset, as they lie there
       mix_preview  its samples in the order of the mix; `mix_tokens` those of tokens

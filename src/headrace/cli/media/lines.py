@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.cli.figures import count, duration, plural, size
 from headrace.cli.media.parts import Picture, ShownPart
 from headrace.cli.media.preview import MixFacts, SamplePreview, StorePreview
-from headrace.cli.media.samples import Boxes, LookedAtSample, ShownSample
-from headrace.cli.media.sheet import with_boxes
+from headrace.cli.media.samples import Boxes, LookedAtSample, ShownSample, with_boxes
 from headrace.cli.views.safe_text import safe_lines, safe_text
 
 if TYPE_CHECKING:

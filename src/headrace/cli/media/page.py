@@ -10,8 +10,7 @@ from headrace.cli.figures import plural, size
 from headrace.cli.media.lines import boxes_line, facts_of, how_many, part_line, sample_heading, what
 from headrace.cli.media.parts import Picture, ShownPart
 from headrace.cli.media.preview import SamplePreview, StorePreview
-from headrace.cli.media.samples import Boxes, LookedAtSample
-from headrace.cli.media.sheet import BOX_COLOURS
+from headrace.cli.media.samples import BOX_COLOURS, Boxes, LookedAtSample
 from headrace.cli.views.page import block_html, escaped, page, pairs_html
 
 if TYPE_CHECKING:

@@ -17,6 +17,13 @@ MAX_BOXES: Final = 2000
 _BOX_KINDS: Final = ("block", "lines", "words", "chars")
 _FIELD_CHARS: Final = 200
 
+BOX_COLOURS: Final = {
+    "block": (230, 120, 20),
+    "lines": (40, 120, 220),
+    "words": (20, 150, 70),
+    "chars": (190, 50, 160),
+}
+
 
 class Boxes(msgspec.Struct, frozen=True, kw_only=True):
     """Boxes on the picture of a sample: of blocks, lines, words or characters."""
@@ -181,3 +188,25 @@ def _texts(value: Any, count: int) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) != count:
         return ()
     return tuple(text if isinstance(text, str) else str(text) for text in value)
+
+
+def with_boxes(sample: LookedAtSample, part: str) -> Picture:
+    """A copy of the picture of a part, with the boxes that are on it."""
+    picture = sample.pictures[part].copy()
+    found = [boxes for boxes in sample.shown.boxes if boxes.picture == part]
+    if found:
+        import PIL.ImageDraw
+
+        whole = next(shown.facts for shown in sample.shown.parts if shown.name == part)
+        scale = picture.width / float(whole["width"])
+        draw = PIL.ImageDraw.Draw(picture)
+        for boxes in found:
+            _outline(draw, boxes, scale, max(1, max(picture.size) // 160))
+    return picture
+
+
+def _outline(draw: Any, boxes: Boxes, scale: float, line: int) -> None:
+    for x, y, width, height in boxes.boxes:
+        if width >= 0 and height >= 0:
+            corners = (x * scale, y * scale, (x + width) * scale, (y + height) * scale)
+            draw.rectangle(corners, outline=BOX_COLOURS[boxes.kind], width=line)
