@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import headrace
 
 SOURCE = Path(headrace.__file__).parent
+REPOSITORY = Path(__file__).parent.parent
 MAY_IMPORT = {
     "errors": set(),
     "_lazy": set(),
@@ -131,6 +133,15 @@ def test_public_names_are_sorted_and_those_of_their_rooms() -> None:
     for name, home in headrace._HOMES.items():
         if home != "headrace.errors":
             assert name in importlib.import_module(home).__all__
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tests", "tools"])
+def test_scripts_import_what_there_is(folder: str) -> None:
+    """Those that no test runs, as well: what makes the golden files, say."""
+    for file in sorted((REPOSITORY / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "headrace":
+                assert importlib.util.find_spec(node.module), f"{file}, line {node.lineno}: no module {node.module}"
 
 
 @pytest.mark.parametrize("room", sorted(name for name in MAY_IMPORT if (SOURCE / name).is_dir()))

@@ -16,7 +16,7 @@ sys.path[:0] = [str(HERE.parent)]
 import masks_made  # noqa: E402
 import talks  # noqa: E402
 from headrace.samples import Conversation  # noqa: E402
-from headrace.samples.templates.families import FAMILIES, Family  # noqa: E402
+from headrace.samples.templates.suite import FAMILIES, Family  # noqa: E402
 
 OPTIONS = {"unstable": "split", "on_prompt_mismatch": "allow", "on_untrained_end": "allow"}
 
