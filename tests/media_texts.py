@@ -115,7 +115,11 @@ def slow(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def arrays(parts: dict[str, Any]) -> dict[str, Any]:
-    """Large enough to go through shared memory; one of them holds the interpreter."""
-    if parts["txt"] == "21":
+    """Large enough to go through shared memory; one of them holds the interpreter.
+
+    In batches of 4 for two workers it is one that a worker gets once the third batch was taken: what this worker has
+    handed over before nobody can fetch any more.
+    """
+    if parts["txt"] == "25":
         ctypes.PyDLL(None).sleep(PATIENCE_S)
     return {"text": np.full(200_000, int(parts["txt"]), dtype=np.int64)}

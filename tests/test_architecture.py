@@ -32,21 +32,10 @@ MAY_IMPORT = {
     "loader": {"datasets", "encoders", "plan", "io", "errors"},
     "compat": {"loader", "datasets", "encoders", "prepare", "copying", "stores", "samples", "plan", "io", "errors"},
     "testing": {"compat", "loader", "datasets", "prepare", "copying", "stores", "samples", "plan", "io", "errors"},
+    "inspect": {"datasets", "prepare", "copying", "stores", "samples", "plan", "io", "errors"},
     "cli": {
-        *(
-            "compat",
-            "loader",
-            "datasets",
-            "encoders",
-            "prepare",
-            "copying",
-            "stores",
-            "samples",
-            "plan",
-            "io",
-            "errors",
-        ),
-        "_version",
+        *("inspect", "compat", "loader", "datasets", "encoders", "prepare", "copying", "stores", "samples"),
+        *("plan", "io", "errors", "_version"),
     },
 }
 WITHOUT_TORCH = set(MAY_IMPORT) - {"loader"}
@@ -99,6 +88,7 @@ ROOMS = [
     "compat",
     "compat.megatron",
     "datasets",
+    "inspect",
     "plan",
     "plan.megatron",
     "prepare",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.cli.export_cache import numbers
+from headrace.cli.caches import numbers
 from headrace.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import headrace
 import made
 from headrace.cli import main
-from headrace.cli.description import histogram
+from headrace.inspect.description import histogram
 from headrace.stores import IndexedWriter, KeyedWriter
 
 GOLDEN_DIALECTS = Path(__file__).parents[1] / "golden" / "indexed_dialects"

@@ -11,7 +11,7 @@ import pytest
 
 import headrace
 import made
-from headrace.cli import pack_figures
+from headrace.inspect import description
 from headrace.plan.packing import plan_packs
 from headrace.stores import IndexedWriter
 
@@ -65,7 +65,7 @@ def test_json_equals_the_plans(run: Any, store: Path) -> None:
 
 
 def test_first_fit_looks_at_the_first_documents(run: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_figures, "FIRST_FIT_DOCUMENTS", 3)
+    monkeypatch.setattr(description, "FIRST_FIT_DOCUMENTS", 3)
     lines = run("info", store, "--pack", 4).stdout.splitlines()
     assert lines[-1] == "  (first_fit: of the first 3 documents alone)"
     assert "       first_fit      3  66.667%               1.0          0.00%        0.00%" in lines

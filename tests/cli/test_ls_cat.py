@@ -15,7 +15,7 @@ import pytest
 import energon_made
 import media_stores_made as stores
 from counts import PATIENCE_S
-from headrace.cli.media import listing
+from headrace.inspect import sample_description
 
 KEYS = ["cats/0001", "cats/0002", "ocr/1", "v/1", "v/2", "b/1", "b/2"]
 
@@ -85,7 +85,7 @@ def test_records(run: Any, folder: Path) -> None:
 def test_samples_come_before_a_fault_and_the_fault_after_them(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_BATCH", 2)
+    monkeypatch.setattr(sample_description, "_BATCH", 2)
     root = stores.ocr(tmp_path / "ocr")
     with (root / "c01.tar").open("r+b") as file:  # the header of the second sample of the second shard
         offset = int.from_bytes((root / "c01.tar.idx").read_bytes()[8:16], "little")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headrace import __version__, errors
-from headrace.cli import COMMANDS, figures
+from headrace.cli import COMMANDS
+from headrace.inspect import figures
 
 
 def test_help_lists_every_command(run: Any) -> None:
@@ -77,7 +78,7 @@ def test_each_error_has_its_exit_code(run: Any, monkeypatch: pytest.MonkeyPatch,
     def fail(path: str, options: object) -> None:
         raise kind("what happened")
 
-    monkeypatch.setattr("headrace.cli.description.describe", fail)
+    monkeypatch.setattr("headrace.inspect.description.describe", fail)
     result = run("info", "anything")
     assert (result.exit_code, result.stdout, result.stderr) == (kind.exit_code, "", "error: what happened\n")
 
@@ -86,7 +87,7 @@ def test_an_unexpected_exception_shows_itself(run: Any, monkeypatch: pytest.Monk
     def fail(path: str, options: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("headrace.cli.description.describe", fail)
+    monkeypatch.setattr("headrace.inspect.description.describe", fail)
     with pytest.raises(ZeroDivisionError):
         run("info", "anything")
 

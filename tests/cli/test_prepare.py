@@ -331,7 +331,7 @@ def test_notices(run: Any, monkeypatch: pytest.MonkeyPatch, prepared: Path, quie
 
 
 def test_progress_of_a_continued_run_counts_from_there() -> None:
-    from headrace.cli.prepare_report import Speed
+    from headrace.cli.prepare import Speed
 
     speed = Speed()
 

@@ -17,10 +17,11 @@ from rich.cells import cell_len
 
 import previews_made
 import recipe_runs
-from headrace.cli.views import PreviewOptions, choosing, preview_store
-from headrace.cli.views.figures import figures_of
-from headrace.cli.views.preview_page import preview_page
-from headrace.cli.views.terminal import Style, preview_lines
+from headrace.inspect import PreviewOptions, preview_store
+from headrace.inspect import documents as choosing
+from headrace.inspect.documents import figures_of
+from headrace.inspect.lines import Style, preview_lines
+from headrace.inspect.pages import preview_page
 from headrace.plan.packing import Packing
 from headrace.prepare import prepare_recipe
 from headrace.samples.recipe import parse_recipe

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 import previews_made
 from counts import cases
-from headrace.cli.figures import size
-from headrace.cli.views import PreviewOptions, Rendering, preview_page, preview_store, rendering_page
-from headrace.cli.views.page import SEARCH_SCRIPT, block_html, escaped, page, sequence_html
-from headrace.cli.views.shown import ShownSequence, Stretch
-from headrace.cli.views.steps import Part
+from headrace.inspect import PreviewOptions, Rendering, preview_page, preview_store, rendering_page
+from headrace.inspect.figures import size
+from headrace.inspect.pages import SEARCH_SCRIPT, block_html, escaped, page, sequence_html
+from headrace.inspect.shown import Part, ShownSequence, Stretch
 from headrace.plan.packing import Packing
 
 VOID = {"meta", "input", "br"}

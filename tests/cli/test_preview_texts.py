@@ -13,11 +13,9 @@ from tokenizers import Tokenizer
 
 import previews_made
 from counts import cases
-from headrace.cli.views.kept_tokens import kept_tokens
-from headrace.cli.views.roles import roles_of
-from headrace.cli.views.safe_text import LINE_END, safe_lines, safe_text
-from headrace.cli.views.stretches import runs, stretches
-from headrace.cli.views.token_texts import ByteTexts, DecodedTexts, IdTexts, open_texts
+from headrace.inspect.figures import LINE_END, safe_lines, safe_text
+from headrace.inspect.rendering import kept_tokens
+from headrace.inspect.token_texts import ByteTexts, DecodedTexts, IdTexts, open_texts, roles_of, runs, stretches
 from recipes_made import tokenizer_json
 
 BYTES = Tokenizer.from_str(tokenizer_json().decode())

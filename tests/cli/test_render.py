@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import previews_made
-from headrace.cli.views import Rendering, render_record
+from headrace.inspect import Rendering, render_record
 from recipes_made import NO, TEMPLATE, USER, YES, make
 
 TURN = "<|start|>user\nHi<|end|>\n<|start|>assistant\nYes<|end|>\n"

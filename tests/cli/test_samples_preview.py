@@ -20,9 +20,8 @@ import energon_made
 import media_made
 import media_stores_made as stores
 from counts import cases
-from headrace.cli.media import page as pages
-from headrace.cli.media.parts import PartViewer
-from headrace.cli.media.samples import look_at
+from headrace.inspect import sample_lines as pages
+from headrace.inspect.samples import PartViewer, look_at
 from headrace.samples.media import parse_field_map
 from headrace.stores.sample_store import RawSample
 

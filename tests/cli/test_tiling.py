@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace.cli.tiling import Tiling, kept_range
+from headrace.inspect.store_checks import Tiling, kept_range
 from headrace.plan.packing import OverLong, Packing, PackItems, plan_packs
 
 Piece = tuple[int, int]

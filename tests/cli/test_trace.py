@@ -14,8 +14,8 @@ import energon_made
 import headrace
 import records_made
 from headrace import Blend, Loader, MediaDataset, Order, PackedSequenceDataset, Packing, SFTDataset
-from headrace.cli.origin import find_origins
 from headrace.datasets import Collation, Dataset
+from headrace.inspect.origins import find_origins
 from headrace.loader import Ranks
 from headrace.plan import Bucketing
 

@@ -1,4 +1,4 @@
-"""The command line: one file a command, each imported when it is used.
+"""The command line: a file for each command or family of commands, imported when it is used.
 
     headrace prepare INPUT... --output DIR --tokenizer PATH     text -> tokens on disk
     headrace prepare --recipe FILE --output DIR                 records -> samples for fine-tuning and more
@@ -20,9 +20,8 @@
     headrace export-cache DATA... --num-samples N               the index caches that Megatron looks for
     headrace check-cache PATH                                   whether Megatron's index caches are of these data
 
-`command` holds what all share: errors and exit codes, ``--json``; `figures` writes numbers; `progress` the moving line;
-`views` is what `preview` and `render` draw; `media` is what all commands say of samples with named parts.
-This room may import every other; at import it loads click alone.
+`command` holds what all share: errors and exit codes, ``--json``; `progress` shows how far a long run is. What commands
+look up and show is in ``headrace.inspect``. This room may import every other; at import it loads click alone.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ import click
 from headrace._version import __version__
 
 COMMANDS = {
-    "cat": "headrace.cli.cat",
-    "check": "headrace.cli.check",
-    "check-cache": "headrace.cli.check_cache",
-    "convert": "headrace.cli.convert",
-    "export-cache": "headrace.cli.export_cache",
-    "info": "headrace.cli.info",
-    "ls": "headrace.cli.ls",
-    "measure": "headrace.cli.measure",
-    "merge": "headrace.cli.merge",
-    "prepare": "headrace.cli.prepare",
-    "preview": "headrace.cli.preview",
-    "quarantine": "headrace.cli.quarantine",
-    "render": "headrace.cli.render",
-    "split": "headrace.cli.split",
-    "trace": "headrace.cli.trace",
-    "where": "headrace.cli.where",
+    "cat": "cat:command",
+    "check": "check:command",
+    "check-cache": "caches:check_cache",
+    "convert": "copying:convert",
+    "export-cache": "caches:export_cache",
+    "info": "info:command",
+    "ls": "ls:command",
+    "measure": "measure:command",
+    "merge": "copying:merge",
+    "prepare": "prepare:command",
+    "preview": "preview:command",
+    "quarantine": "quarantine:command",
+    "render": "render:command",
+    "split": "copying:split",
+    "trace": "trace:command",
+    "where": "where:command",
 }
 
 __all__ = ["main"]
@@ -67,7 +66,8 @@ class LazyGroup(click.Group):
         """The command of this name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(COMMANDS[cmd_name]).command
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command = getattr(import_module(f"headrace.cli.{module}"), name)
         return command if isinstance(command, click.Command) else None
 
     def resolve_command(

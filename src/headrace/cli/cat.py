@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from headrace.cli.command import Command, json_option, part_options, print_json
-from headrace.cli.figures import size
 from headrace.errors import ConfigError, OutputError
+from headrace.inspect.figures import size
 
 if TYPE_CHECKING:
     from headrace.stores.sample_store import SampleStore
@@ -34,7 +34,7 @@ def command(
     DATASET is what headrace ls takes. With --json parts come as JSON: text and values decoded, of all others sizes and
     facts.
     """
-    from headrace.cli.media.opening import SampleOptions, need_samples
+    from headrace.inspect.samples import SampleOptions, need_samples
 
     options = SampleOptions(split_part=split_part, split_config=split_config, dataset_config=dataset_config)
     with need_samples(path, options) as store:
@@ -73,7 +73,7 @@ def locate(store: SampleStore, name: str) -> tuple[int, str | None]:
 
 
 def _parts(store: SampleStore, number: int) -> dict[str, int]:
-    from headrace.cli.media.description import part_sizes
+    from headrace.inspect.sample_description import part_sizes
 
     return part_sizes(store, number)
 
@@ -112,19 +112,16 @@ def _is_text(data: bytes) -> bool:
 
 
 def _describe(store: SampleStore, number: int, part: str | None, *, as_json: bool) -> None:
-    import msgspec
     import numpy as np
 
-    from headrace.cli.media.lines import sample_heading, sample_lines
-    from headrace.cli.media.parts import PartViewer
-    from headrace.cli.media.preview import field_map_of
-    from headrace.cli.media.samples import look_at
-    from headrace.cli.media.texts import writable
+    from headrace.inspect.sample_lines import sample_heading, sample_lines
+    from headrace.inspect.sample_preview import field_map_of
+    from headrace.inspect.samples import PartViewer, look_at
 
     raw = store.read(np.array([number]), None if part is None else (part,))[0]
     fields = field_map_of(store) if part is None else None
     sample = look_at(raw, number, fields, PartViewer(max_chars=MAX_CHARS, pictures=False))
     if as_json:
-        print_json(writable(msgspec.to_builtins(sample.shown)))
+        print_json(sample.shown)
     else:
         click.echo("\n".join([sample_heading(sample.shown), *sample_lines(sample, None)]))

@@ -1,23 +1,161 @@
-"""``headrace check``: whether a store is whole."""
+"""``headrace check``: whether a store, a folder of samples or a metadataset is whole."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from headrace.cli.check_samples import check, check_options, refuse_check_options
-from headrace.cli.command import Command, dialect_options, is_given, json_option, print_json
-from headrace.cli.figures import count, duration, plural, problem_lines, size
+from headrace.cli.command import Command, dialect_options, is_given, json_option, part_options, print_json
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
+from headrace.inspect.figures import count, duration, plural, problem_lines, size
 
 if TYPE_CHECKING:
-    from headrace.cli.checking import Verdict
-    from headrace.cli.pack_checking import PackVerdict
+    from headrace.inspect.metadataset import MixVerdict
+    from headrace.inspect.sample_checks import SampleVerdict
+    from headrace.inspect.samples import SampleOptions
+    from headrace.inspect.store_checks import PackVerdict, Verdict
     from headrace.plan.packing import Packing
-    from headrace.stores import Dialect, Documents
+    from headrace.stores import Dialect, Documents, Problem
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FOR_TOKENS: Final = (
+    *("tokenizer", "max_seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack", "key"),
+    *("plan_folder", "dialect", "documents"),
+)
+_FOR_SAMPLES: Final = ("decode", "quarantine", "workers", "split_part", "split_config", "dataset_config")
+
+
+def check_options(command: F) -> F:
+    """The options for samples alone."""
+    workers = click.option("--workers", metavar="N", type=int, help="With --decode: processes; one a usable core.")
+    decode = click.option("--decode", is_flag=True, help="Of samples: decode every picture, video, sound, text.")
+    quarantine = click.option("--quarantine", is_flag=True, help="With --decode: leave what is at fault out.")
+    return decode(quarantine(workers(part_options(command))))
+
+
+def refuse_check_options(path: str, named: Collection[str]) -> None:
+    """Raise ConfigError where an option is for samples, and PATH holds tokens."""
+    for name in _FOR_SAMPLES:
+        if name in named:
+            raise ConfigError(
+                f"{path}: --{name.replace('_', '-')} is for samples with named parts; this is a store of tokens"
+            )
+
+
+def print_sample_check(
+    path: str, given: dict[str, Any], named: Collection[str], *, quiet: bool, as_json: bool
+) -> bool | None:
+    """Check samples, or a metadataset, and say what is wrong; whether nothing is, or None where neither is at the path.
+
+    Raises:
+        HeadraceError: as `check_samples` and `check_mix`; or an option is for something else.
+    """
+    from headrace.stores.sample_layouts import sample_layout
+
+    mixes = path.endswith(".yaml")
+    if not mixes and sample_layout(path) is None:
+        return None
+    for name in ("split_config", "dataset_config"):
+        if mixes and name in named:
+            raise ConfigError(f"{path}: --{name.replace('_', '-')} is what a metadataset says itself of each dataset")
+    for name in _FOR_TOKENS:
+        if name in named:
+            raise ConfigError(f"{path}: an option for tokens was given ({name}), and this store holds samples")
+    if given["workers"] is not None and (given["workers"] < 1 or not given["decode"]):
+        raise ConfigError(f"--workers {given['workers']}: is a number of processes, 1 or more, and goes with --decode")
+    if given["quarantine"] and (mixes or not given["decode"]):
+        raise ConfigError(f"{path}: --quarantine goes with --decode, of one dataset")
+    from headrace.inspect.sample_checks import SampleCheck, check_samples
+    from headrace.inspect.samples import SampleOptions
+    from headrace.prepare.run import usable_cores
+
+    options = {name: given[name] for name in ("split_part", "split_config", "dataset_config")}
+    wanted = SampleCheck(
+        dataset=SampleOptions(**options), decode=given["decode"], workers=given["workers"] or usable_cores()
+    )
+    with ProgressLine(quiet=quiet) as line:
+
+        def show_read(file: str, num_bytes: int) -> None:
+            if line.is_due:
+                line.show(f"checking {file} ({size(num_bytes)} read)")
+
+        def show_decoded(done: int, samples: int) -> None:
+            if line.is_due:
+                line.show(f"decoding: {done / max(samples, 1):6.1%}  {count(done)} of {plural(samples, 'sample')}")
+
+        if mixes:
+            from headrace.inspect.metadataset import check_mix
+
+            mix = check_mix(path, wanted, on_read=show_read, on_decoded=show_decoded)
+            told = _Told(mix, mix.ok, list(mix_problems(mix)), mix_summary(mix, line.elapsed_s), line.elapsed_s)
+        else:
+            verdict = check_samples(path, wanted, on_read=show_read, on_decoded=show_decoded)
+            if verdict is None:
+                return None
+            lines = sample_summary(verdict, line.elapsed_s)
+            if given["quarantine"]:
+                lines.append(_quarantined(path, wanted.dataset, verdict))
+            told = _Told(verdict, verdict.ok, list(verdict.problems), lines, line.elapsed_s)
+    _tell(told, quiet=quiet, as_json=as_json)
+    return told.ok
+
+
+def _quarantined(path: str, options: SampleOptions, verdict: SampleVerdict) -> str:
+    """Put the samples that cannot be decoded on the list of bad ones."""
+    from headrace.inspect.samples import need_samples
+    from headrace.stores.quarantine import add_bad_samples
+
+    bad = () if verdict.decoded is None else verdict.decoded.bad
+    if not bad:
+        return f"{path}: nothing to be left out"
+    with need_samples(path, options) as store:
+        return f"{path}: {plural(add_bad_samples(store, bad), 'sample')} left out from now on"
+
+
+class _Told(NamedTuple):
+    """A verdict, and what is printed of it."""
+
+    verdict: SampleVerdict | MixVerdict
+    ok: bool
+    problems: list[Problem]
+    lines: list[str]
+    elapsed_s: float
+
+
+def _tell(told: _Told, *, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        print_json({**msgspec.to_builtins(told.verdict), "seconds": round(told.elapsed_s, 3)})
+        return
+    from headrace.inspect.figures import safe_text
+
+    for shown in problem_lines(told.problems):
+        click.echo(safe_text(shown))
+    if not quiet:
+        click.echo("\n".join(map(safe_text, told.lines)))
+
+
+def sample_summary(verdict: SampleVerdict, elapsed_s: float) -> list[str]:
+    """The end of the verdict for people."""
+    lines = [f"note: {note}" for note in verdict.notes]
+    if verdict.decoded is not None:
+        found = verdict.decoded
+        parts = ", ".join(f"{name} {count(number)}" for name, number in found.parts.items()) or "none"
+        faulty = ", ".join(f"{name} {count(number)}" for name, number in found.faulty_parts.items())
+        lines.append(f"{verdict.path}: decoded: {parts}" + (f"; at fault: {faulty}" if faulty else ""))
+    if verdict.problems:
+        return [*lines, f"{verdict.path}: {plural(len(verdict.problems), 'fault')}"]
+    what = "" if verdict.decoded is None else ", every part decoded"
+    what += ", hashed" if verdict.hashed else " (no headrace.json vouches for the bytes)"
+    numbers = f"{plural(verdict.samples, 'sample')} in {plural(verdict.shards, 'shard')}, {size(verdict.bytes)}"
+    return [*lines, f"{verdict.path}: whole: {numbers}, every header read{what}, {duration(elapsed_s)}"]
+
 
 FAULTY = 1
 
@@ -67,7 +205,7 @@ def command(
     index.sqlite, keys that are there twice, split files; with --decode every part. Of a metadataset, a .yaml: what it
     says, its joins, and every dataset below once.
     """
-    from headrace.cli.measured_facts import check_kept
+    from headrace.cli.measure import check_kept
 
     is_whole = check_kept(path, quiet=quiet, as_json=as_json)
     if is_whole is not None:
@@ -77,13 +215,13 @@ def command(
     named = [name for name in ctx.params if is_given(ctx, name)]
     media = {"decode": decode, "workers": workers, "split_part": split_part, "split_config": split_config}
     media |= {"dataset_config": dataset_config, "quarantine": quarantine}
-    is_whole = check(path, media, named, quiet=quiet, as_json=as_json)
+    is_whole = print_sample_check(path, media, named, quiet=quiet, as_json=as_json)
     if is_whole is not None:
         if not is_whole:
             ctx.exit(FAULTY)
         return
     refuse_check_options(path, named)
-    from headrace.cli.checking import check_store
+    from headrace.inspect.store_checks import check_store
     from headrace.stores import IndexedOptions
 
     wanted = _packing(packing, key=key, plan_folder=plan_folder)
@@ -102,7 +240,7 @@ def command(
         verdict = check_store(path, tokenizer=tokenizer, on_shard=show, options=options)
         problems = verdict.problems
         if wanted is not None and verdict.ok:
-            from headrace.cli.pack_checking import check_packs
+            from headrace.inspect.store_checks import check_packs
 
             folder = None if plan_folder is None else Path(plan_folder)
             packs, faults = check_packs(path, wanted, key=key, plan_folder=folder, on_packs=show_packs, options=options)
@@ -111,7 +249,7 @@ def command(
     if as_json:
         import msgspec
 
-        found = msgspec.to_builtins(verdict) | {"ok": not problems, "problems": msgspec.to_builtins(problems)}
+        found = msgspec.to_builtins(verdict) | {"ok": not problems, "problems": problems}
         if wanted is not None:
             found["packs"] = msgspec.to_builtins(packs)
         print_json({**found, "seconds": round(elapsed_s, 3)})
@@ -156,3 +294,36 @@ def summary(verdict: Verdict, packs: PackVerdict | None, num_problems: int, elap
             f"{ledger.lost_share:.2%} of the tokens lost{where}"
         )
     return lines
+
+
+def mix_problems(verdict: MixVerdict) -> Iterator[Problem]:
+    """All of them: of the metadataset, then dataset by dataset."""
+    yield from verdict.problems
+    for dataset in verdict.datasets:
+        yield from dataset.problems
+
+
+def mix_summary(verdict: MixVerdict, elapsed_s: float) -> list[str]:
+    """The end of the verdict for people: a line for each dataset, then one for the whole."""
+    lines = []
+    for dataset in verdict.datasets:
+        lines += [f"note: {dataset.path}: {note}" for note in getattr(dataset, "notes", ())]
+        state = plural(len(dataset.problems), "fault") if dataset.problems else f"whole: {_numbers(dataset)}"
+        lines.append(f"{dataset.path}: {state}")
+    number = sum(1 for _ in mix_problems(verdict))
+    if number:
+        return [*lines, f"{verdict.path}: {plural(number, 'fault')}"]
+    reached = f"{plural(len(verdict.datasets), 'dataset')} in {plural(len(verdict.splits), 'split')}"
+    joins = f", {plural(verdict.joins, 'join')} read" if verdict.joins else ""
+    return [*lines, f"{verdict.path}: whole: {reached}{joins}, {duration(elapsed_s)}"]
+
+
+def _numbers(dataset: SampleVerdict | Verdict) -> str:
+    from headrace.inspect.sample_checks import SampleVerdict
+
+    hashed = ", hashed" if dataset.hashed else ""
+    if not isinstance(dataset, SampleVerdict):
+        return f"{plural(dataset.documents, 'document')}, {size(dataset.bytes)} read{hashed}"
+    decoded = ", every part decoded" if dataset.decoded is not None else ""
+    samples = f"{plural(dataset.samples, 'sample')} in {plural(dataset.shards, 'shard')}"
+    return f"{samples}, {size(dataset.bytes)}{decoded}{hashed}"

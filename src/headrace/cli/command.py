@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from headrace.errors import HeadraceError
+from headrace.inspect.figures import writable
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -98,8 +99,10 @@ class Command(click.Command):
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output, and nothing else."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """One JSON document on standard output, and nothing else; structs become objects."""
+    import msgspec
+
+    click.echo(json.dumps(writable(msgspec.to_builtins(value)), indent=2, ensure_ascii=False))
 
 
 def _print_error(kind: str, message: str, exit_code: int) -> None:

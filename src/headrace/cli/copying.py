@@ -1,16 +1,17 @@
-"""What ``headrace merge``, ``convert`` and ``split`` share: their options, the moving line, and what they print."""
+"""``headrace merge``, ``convert`` and ``split``: their options, progress, and what they print."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.cli.command import dialect_options, json_option, print_json
-from headrace.cli.figures import count, duration, listing, plural, short, size
+from headrace.cli.command import Command, dialect_options, json_option, print_json
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
+from headrace.inspect.figures import count, duration, listing, plural, short, size
 
 if TYPE_CHECKING:
     from headrace.copying import CopyOptions, CopyProgress, CopyReport
@@ -163,3 +164,103 @@ def summary(report: CopyReport, elapsed_s: float) -> list[str]:
     if len(report.stores) > _MAX_STORES:
         lines.append(f"and {len(report.stores) - _MAX_STORES:,} more")
     return lines
+
+
+@click.command(cls=Command, name="merge", short_help="Join stores into one.")
+@click.argument("sources", metavar="SRC...", nargs=-1)
+@click.option("--output", "-o", metavar="DIR", help="Folder for the result; new or empty.")
+@click.option(
+    "--sort-by",
+    type=click.Choice(["given", "name", "natural"]),
+    default="given",
+    help="Order of the sources: as given (the default); by name, as Megatron's tool; or with numbers as numbers.",
+)
+@format_option(required=False)
+@click.option(
+    "--allow-different-tokenizers", is_flag=True, help="Join stores of different tokenisers; the result names none."
+)
+@copy_options
+def merge(
+    sources: tuple[str, ...],
+    output: str | None,
+    sort_by: str,
+    format_name: str | None,
+    allow_different_tokenizers: bool,
+    **given: Any,
+) -> None:
+    """Join the documents of all stores SRC, one store after another, into shards in DIR.
+
+    SRC is what headrace info reads. A folder of .bin/.idx without a headrace.json stands for all its pairs, part-9
+    before part-10. By default one shard is written, of pairs byte for byte that of Megatron's merge_datasets.py. The
+    result appears whole or not at all, and is read back and compared.
+    """
+    from headrace.copying import merge
+
+    if not sources:
+        raise ConfigError("no SRC: name at least one store")
+    if output is None:
+        raise ConfigError("--output DIR is missing: the folder for the result")
+    tool = functools.partial(merge, sources, output, sort_by=sort_by)  # type: ignore[arg-type]
+    run_copy(tool, given, format=format_name, allow_different_tokenizers=allow_different_tokenizers)
+
+
+@click.command(cls=Command, name="split", short_help="Cut a store into several.")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@click.option("--split", "shares", metavar="SHARES", help="Of training, validation and test, as Megatron's: 969,30,1.")
+@click.option("--parts", metavar="N", type=int, help="Or N parts of equal tokens, as near as documents allow.")
+@click.option(
+    "--era",
+    type=click.Choice(["core", "legacy"]),
+    default="core",
+    help="How Megatron rounds borders: core (the default), or legacy (DeepSpeed, NeoX, before Megatron-Core).",
+)
+@click.option("--names", metavar="A,B,C", help="Names of the folders; train,valid,test or part_00000, ...")
+@format_option(required=False)
+@copy_options
+def split(
+    source: str,
+    destination: str,
+    shares: str | None,
+    parts: int | None,
+    era: str,
+    names: str | None,
+    format_name: str | None,
+    **given: Any,
+) -> None:
+    """Cut the store SRC into stores in folders below DST, each with its own headrace.json. No document is cut.
+
+    With --split 969,30,1 they are DST/train, DST/valid and DST/test, by Megatron's borders, counted in documents; with
+    --parts N they have equal numbers of tokens. All appear together or not at all, and are read back and compared.
+    """
+    from headrace.copying import split
+
+    if (shares is None) == (parts is None):
+        raise ConfigError("say either --split SHARES, as 969,30,1, or --parts N")
+    tool = functools.partial(
+        split,
+        source,
+        destination,
+        into=shares if parts is None else parts,  # type: ignore[arg-type]
+        era=era,  # type: ignore[arg-type]
+        names=None if names is None else names.split(","),
+    )
+    run_copy(tool, given, format=format_name)
+
+
+@click.command(cls=Command, name="convert", short_help="Write a store in another format.")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@format_option(required=True)
+@copy_options
+def convert(source: str, destination: str, format_name: str, **given: Any) -> None:
+    """Write the documents of the store SRC into the folder DST, in another format, with another dtype, or cut anew.
+
+    SRC is what headrace info reads, of any dialect. By default its shards and dtypes are kept. What the format cannot
+    hold is an error that says what to do, or a note. The result appears whole or not at all, and is read back and
+    compared.
+    """
+    from headrace.copying import convert
+
+    tool = functools.partial(convert, source, destination, format=format_name)  # type: ignore[arg-type]
+    run_copy(tool, given)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.command import Command, json_option, part_options
-from headrace.cli.figures import count, size
 from headrace.errors import HeadraceError
+from headrace.inspect.figures import count, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.cli.media.listing import Listed
+    from headrace.inspect.sample_description import Listed
 
 
 @click.command(cls=Command, name="ls", short_help="List the samples of tar shards, and of other media.")
@@ -33,8 +33,8 @@ def command(
     DATASET is a tar, a folder or a pattern of tars, a dataset of Energon's, a folder of files with media metadata, or a
     .jsonl. Lines come as they are found; nothing but headers is read.
     """
-    from headrace.cli.media.listing import listed
-    from headrace.cli.media.opening import SampleOptions, need_samples
+    from headrace.inspect.sample_description import listed
+    from headrace.inspect.samples import SampleOptions, need_samples
 
     options = SampleOptions(split_part=split_part, split_config=split_config, dataset_config=dataset_config)
     with need_samples(path, options) as store:
@@ -55,7 +55,7 @@ def long_line(one: Listed) -> str:
 def _harmless(line: str) -> str:
     if line.isprintable():  # as nearly all are, and what says more takes long to import
         return line
-    from headrace.cli.views.safe_text import safe_text
+    from headrace.inspect.figures import safe_text
 
     return safe_text(line)
 

@@ -55,7 +55,7 @@ def load(path: str, given: dict[str, Any], named: Collection[str], tokenizer: st
     """
     import msgspec
 
-    from headrace.samples.recipe import load_recipe
+    from headrace.samples.recipe import load_recipe, with_now
 
     for name, (option, instead) in INSTEAD.items():
         if name in named:
@@ -81,28 +81,6 @@ def load(path: str, given: dict[str, Any], named: Collection[str], tokenizer: st
     return recipe
 
 
-def with_now(recipe: Recipe, now: str, path: str) -> Recipe:
-    """The recipe whose template sees this time, as ISO 8601 writes it: ``2026-03-01``, ``2026-03-01T23:59``.
-
-    Raises:
-        ConfigError: it is no time, or the recipe in ``path`` says another.
-    """
-    from datetime import datetime
-
-    import msgspec
-
-    from headrace.samples.recipe import TemplateSpec
-
-    try:
-        time = datetime.fromisoformat(now)
-    except ValueError:
-        raise ConfigError(f"--now {now}: write a time as 2026-03-01 or 2026-03-01T23:59") from None
-    spec = recipe.template or TemplateSpec()
-    if spec.now not in (None, time):
-        raise ConfigError(f"{path} says template.now: {spec.now}, the command line says {time}: say it in one place")
-    return msgspec.structs.replace(recipe, template=msgspec.structs.replace(spec, now=time))
-
-
 def options(given: dict[str, Any], named: Collection[str]) -> RecipeOptions:
     """What the recipe does not say."""
     from headrace.prepare import RecipeOptions
@@ -112,7 +90,7 @@ def options(given: dict[str, Any], named: Collection[str]) -> RecipeOptions:
 
 def lines(samples: Any, dtypes: dict[str, str]) -> list[tuple[str, str]]:
     """What a run of a recipe tells people besides documents: names and values."""
-    from headrace.cli.figures import count
+    from headrace.inspect.figures import count
 
     pairs = []
     for key, tokens in samples.keys.items():

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from headrace.cli.command import print_json
-from headrace.cli.figures import count, duration, listing, plural, size
 from headrace.cli.progress import ProgressLine
 from headrace.errors import ConfigError
+from headrace.inspect.figures import count, duration, listing, plural, size
 
 if TYPE_CHECKING:
     from headrace.prepare.shards import ShardEstimate, ShardOptions, ShardProgress
@@ -114,9 +114,7 @@ def run(
     if dry_run:
         estimate = estimate_shards(inputs, options=options, on_notice=notice)
         if as_json:
-            import msgspec
-
-            print_json(msgspec.to_builtins(estimate))
+            print_json(estimate)
         else:
             click.echo("\n".join(estimate_lines(estimate)))
         return

@@ -2,17 +2,171 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from headrace.cli.command import Command, is_given, json_option, print_json
-from headrace.cli.preview_samples import preview, refuse_sample_options, sample_options, write_file
+from headrace.cli.command import Command, is_given, json_option, part_options, print_json
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.inspect.sample_preview import MixPreview, SamplePreviewOptions, StorePreview
     from headrace.plan.packing import Packing
     from headrace.stores import Dialect
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FOR_TOKENS: Final = (
+    "seed_of_choice",
+    "longest",
+    "least_trained",
+    "pack",
+    "strategy",
+    "max_tokens",
+    "tokenizer",
+    "any_tokenizer",
+    "ids",
+    "dialect",
+)
+_OPTIONS: Final = {"seed_of_choice": "random"}
+_FOR_SAMPLES: Final = ("split_part", "split_config", "dataset_config", "max_chars", "images")
+_FOR_MIXES: Final = ("order", "seed", "global_batch_size")
+
+
+def sample_options(command: F) -> F:
+    """The options for samples alone, and for mixes of them."""
+    for option in (
+        click.option(
+            "--global-batch-size", metavar="B", type=int, help="Of a metadataset whose schedule counts in steps."
+        ),
+        click.option(
+            "--seed", metavar="N", type=int, default=0, show_default=True, help="Of the order of a metadataset."
+        ),
+        click.option(
+            "--order",
+            metavar="NAME",
+            default="full",
+            show_default=True,
+            help="Of a metadataset: full, blocks, shards or none.",
+        ),
+        click.option(
+            "--images",
+            metavar="HOW",
+            help="Of samples: pictures as the terminal can, by blocks, or none.",
+        ),
+        click.option(
+            "--max-chars", metavar="N", type=int, default=2000, show_default=True, help="Show so much of each text."
+        ),
+    ):
+        command = option(command)
+    return part_options(command)
+
+
+def refuse_sample_options(path: str, named: Collection[str]) -> None:
+    """Raise ConfigError where an option is for samples, and PATH holds tokens."""
+    _refuse(path, named, _FOR_SAMPLES, "is for samples with named parts; this is a store of tokens")
+    _refuse_mix_options(path, named)
+
+
+def preview(
+    path: str, numbers: tuple[int, ...] | None, given: dict[str, Any], named: Collection[str], *, as_json: bool
+) -> bool:
+    """Show samples of a store, or of a metadataset; False where there are none at the path, but maybe tokens.
+
+    Raises:
+        HeadraceError: as `open_preview` and `MixPreview`; or an option is for something else.
+    """
+    from headrace.inspect.sample_preview import SamplePreviewOptions
+    from headrace.inspect.samples import SampleOptions
+    from headrace.stores.sample_layouts import sample_layout
+
+    mixes = path.endswith(".yaml")
+    if not mixes and sample_layout(path) is None:
+        return False
+    if mixes:
+        _refuse(path, named, ("split_config", "dataset_config"), "is what a metadataset says itself of each dataset")
+    else:
+        _refuse_mix_options(path, named)
+    _refuse(path, named, _FOR_TOKENS, "is for stores of tokens; this one holds samples")
+    if given["key"] is not None and (numbers is not None or "num" in named):
+        raise ConfigError("--key names the one sample to show: leave out --samples and --num")
+    if given["max_chars"] < 1:
+        raise ConfigError(f"--max-chars {given['max_chars']}: at least 1 character is shown")
+    html = given["html"]
+    from headrace.inspect.terminal_images import choose_images, drawer
+
+    images = choose_images(given["images"], sys.stdout, os.environ, plain=given["plain"])
+    to_terminal = html is None and not as_json
+    options = SamplePreviewOptions(
+        numbers=numbers,
+        num=given["num"],
+        key=given["key"],
+        max_chars=given["max_chars"],
+        pictures=html is not None or (to_terminal and images != "none"),
+        dataset=SampleOptions(**{name: given[name] for name in ("split_part", "split_config", "dataset_config")}),
+    )
+    opened = _opened(path, options, given, mixes=mixes)
+    if opened is None:
+        return False
+    with opened as found:
+        if html is not None:
+            from headrace.inspect.sample_lines import sample_page
+
+            write_file(html, sample_page(found).encode(), quiet=as_json)
+        if as_json:
+            _print_json(found)
+        elif to_terminal:
+            from headrace.inspect.sample_lines import preview_lines
+
+            for line in preview_lines(found, drawer(images)):
+                click.echo(line, color=True)
+    return True
+
+
+def _opened(
+    path: str, options: SamplePreviewOptions, given: dict[str, Any], *, mixes: bool
+) -> StorePreview | MixPreview | None:
+    if mixes:
+        from headrace.inspect.sample_preview import MixOptions, MixPreview
+
+        mix = {name: given[name] for name in ("split_part", *_FOR_MIXES)}
+        return MixPreview(path, options, MixOptions(**mix))
+    from headrace.inspect.sample_preview import open_preview
+
+    return open_preview(path, options)
+
+
+def write_file(name: str, data: bytes, *, quiet: bool) -> None:
+    """Write a file, whole or not at all, and say so.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from headrace.inspect.figures import size
+    from headrace.io.atomic import atomic_write
+
+    atomic_write(name, data)
+    if not quiet:
+        click.echo(f"{name}: {size(len(data))}")
+
+
+def _print_json(found: StorePreview | MixPreview) -> None:
+    import msgspec
+
+    print_json({**msgspec.to_builtins(found.facts), "samples": [sample.shown for sample in found]})
+
+
+def _refuse_mix_options(path: str, named: Collection[str]) -> None:
+    _refuse(path, named, _FOR_MIXES, "is for metadatasets, which end in .yaml")
+
+
+def _refuse(path: str, named: Collection[str], names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if name in named:
+            raise ConfigError(f"{path}: --{_OPTIONS.get(name, name).replace('_', '-')} {why}")
 
 
 @click.command(cls=Command, name="preview", short_help="Show samples of a store, and what is trained.")
@@ -65,7 +219,7 @@ def command(
     if preview(path, wanted, {**media, "key": key, "num": num, "html": html, "plain": plain}, named, as_json=as_json):
         return
     refuse_sample_options(path, named)
-    from headrace.cli.views import PreviewOptions, preview_page, preview_store
+    from headrace.inspect import PreviewOptions, preview_page, preview_store
 
     if any_tokenizer and tokenizer is None:
         raise ConfigError("--any-tokenizer goes with --tokenizer PATH: name the other tokeniser")
@@ -89,13 +243,11 @@ def command(
     if html is not None:
         write_page(html, preview_page(found), quiet=as_json)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
     elif html is None:
         import sys
 
-        from headrace.cli.views.terminal import Style, preview_lines
+        from headrace.inspect.lines import Style, preview_lines
 
         click.echo("\n".join(preview_lines(found, Style.of(sys.stdout, plain=plain))), color=True)
 
@@ -106,7 +258,7 @@ def numbers(given: str) -> tuple[int, ...]:
     Raises:
         ConfigError: it is written otherwise, or names too many.
     """
-    from headrace.cli.views.choosing import MAX_SAMPLES
+    from headrace.inspect.documents import MAX_SAMPLES
 
     found: list[int] = []
     for part in given.split(","):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.command import Command, json_option, print_json
-from headrace.cli.figures import plural
 from headrace.errors import ConfigError, InputError
+from headrace.inspect.figures import plural
 
 if TYPE_CHECKING:
     from headrace.encoders import Fault
@@ -41,7 +41,7 @@ def command(
     A report is what a loader writes (fault_report), or `headrace measure --faults`. Of it the samples of this dataset
     are taken, but those that a hook skipped.
     """
-    from headrace.cli.media.opening import SampleOptions, need_samples
+    from headrace.inspect.samples import SampleOptions, need_samples
     from headrace.stores.quarantine import add_bad_samples, bad_samples, remove_bad_samples
 
     if remove and not (reports or keys):
@@ -57,7 +57,7 @@ def command(
         print_json({"path": path, "changed": changed, "left_out": len(listed), "samples": samples})
         return
     if lists:
-        from headrace.cli.views.safe_text import safe_text
+        from headrace.inspect.figures import safe_text
 
         for one in listed:
             click.echo(safe_text(f"{one.shard}  {one.key}" + (f"  {one.reason}" if one.reason else "")))

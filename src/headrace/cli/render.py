@@ -7,8 +7,8 @@ import sys
 import click
 
 from headrace.cli.command import Command, json_option, print_json
-from headrace.cli.figures import count
 from headrace.cli.progress import ProgressLine
+from headrace.inspect.figures import count
 
 _LOOK_EVERY = 1 << 10
 
@@ -32,7 +32,7 @@ def command(
     for each part of the text why; what is cut off; and where it is dropped or refused, the reason. Nothing is written.
     """
     from headrace.cli.preview import check_page_name, write_page
-    from headrace.cli.views import render_record, rendering_page
+    from headrace.inspect import render_record, rendering_page
 
     if html is not None:
         check_page_name(html)
@@ -46,11 +46,8 @@ def command(
     if html is not None:
         write_page(html, rendering_page(rendering), quiet=as_json)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(rendering))
+        print_json(rendering)
     elif html is None:
-        from headrace.cli.views.rendering_text import rendering_lines
-        from headrace.cli.views.terminal import Style
+        from headrace.inspect.lines import Style, rendering_lines
 
         click.echo("\n".join(rendering_lines(rendering, Style.of(sys.stdout, plain=plain))), color=True)

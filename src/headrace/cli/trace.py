@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from headrace.cli.command import Command, json_option, print_json
 from headrace.errors import ConfigError, StateError
+from headrace.inspect.figures import count, plural, table
 
 if TYPE_CHECKING:
-    from headrace.datasets.tracing.answers import Topology
+    from headrace.datasets.dataset import Origin
+    from headrace.datasets.tracing.answers import Times, Topology, Traced, TracedUnit
     from headrace.datasets.tracing.faces import Sources
     from headrace.datasets.tracing.framed import FramedHistory
     from headrace.datasets.tracing.history import History
@@ -65,19 +67,20 @@ def step_command(
     Of a framed run, whose units show while it runs, the units of the step, and the frame that each was made in, by its
     --journal. With --samples the samples that may be in it: FramedRun.trace_step tells which of them are.
     """
-    from headrace.cli.trace_report import as_builtins, step_report, units_report, with_inputs
 
     if (framed := _framed(run, state, journals, read_data=not no_data, step=step)) is not None:
         units = framed[1].step(step, topology=_topology(ranks, micro_batch_size), rank=rank, samples=with_samples)
         if as_json:
-            print_json({"run": run, "step": step, "units": as_builtins(units), "notes": framed[0].notes})
+            print_json({"run": run, "step": step, "units": units, "notes": framed[0].notes})
             return
         click.echo("\n".join(units_report(run, step, units, framed[0].notes)))
         return
     sources, history = _opened(run, state, read_data=not no_data)
+    from headrace.inspect.origins import with_inputs
+
     samples = with_inputs(history.step(step, topology=_topology(ranks, micro_batch_size), rank=rank))
     if as_json:
-        print_json({"run": run, "step": step, "samples": as_builtins(samples), "notes": sources.notes})
+        print_json({"run": run, "step": step, "samples": samples, "notes": sources.notes})
         return
     click.echo("\n".join(step_report(run, step, samples, sources.notes)))
 
@@ -106,7 +109,6 @@ def sample_command(
 
     Of a framed run, between which steps the sample comes, as far as its --journal goes.
     """
-    from headrace.cli.trace_report import as_builtins, sample_report, with_inputs
 
     if (framed := _framed(run, state, journals, read_data=not no_data)) is not None:
         if kind == "document" or (until_step, until_samples, ranks, micro_batch_size) != (None,) * 4:
@@ -126,10 +128,12 @@ def sample_command(
             limit=limit,
             topology=_topology(ranks, micro_batch_size),
         )
+    from headrace.inspect.origins import with_inputs
+
     shown = with_inputs(list(times.shown))
     notes = [*times.notes, *sources.notes]
     if as_json:
-        found = {"count": times.count, "until_step": times.until_step, "shown": as_builtins(shown), "notes": notes}
+        found = {"count": times.count, "until_step": times.until_step, "shown": shown, "notes": notes}
         print_json({"run": run, "source": source, **_asked(sample, kind), **found})
         return
     what = f"{next(iter(_asked(sample, kind)))} {sample}".replace("index", "sample")
@@ -200,3 +204,97 @@ def _topology(ranks: int | None, micro_batch_size: int | None) -> Topology | Non
     from headrace.datasets.tracing.answers import Topology
 
     return Topology(ranks=ranks, micro_batch_size=micro_batch_size)
+
+
+MAX_PIECES = 3
+"""Of the documents in a sample, those that a line names; ``--json`` has all."""
+
+
+def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[str]) -> list[str]:
+    """The samples of a step, one a line."""
+    head = f"{run}: step {count(step)}: {plural(len(samples), 'sample')}"
+    if samples and samples[0].position is None:
+        first, last = count(samples[0].step), count(samples[0].last_step)
+        head = (
+            f"{run}: steps {first} to {last}: {plural(len(samples), 'sample')}; which of them are in step "
+            f"{count(step)} is decided by lengths (bucketing): ask Run.trace_step"
+        )
+    return [head, *_rows(samples, with_source=True), *_noted(notes)]
+
+
+def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequence[str]) -> list[str]:
+    """The units of a step of a framed run, one a line, and below each the samples that may be in it."""
+    from headrace.inspect.origins import with_inputs
+
+    head = f"{run}: step {count(step)}: {plural(len(units), 'unit')}"
+    columns = {
+        "unit": [count(one.unit) for one in units],
+        "lane": [count(one.lane) for one in units],
+        "frame": [count(one.frame) for one in units],
+        "positions": [f"{count(one.first_position)} to {count(one.last_position)}" for one in units],
+        "carried": [count(one.num_carried) for one in units],
+        "rank": ["" if one.rank is None else str(one.rank) for one in units],
+        "micro-step": ["" if one.micro_step is None else str(one.micro_step) for one in units],
+        "seen": ["" if one.seen is None else "yes" if one.seen else "no" for one in units],
+    }
+    kept = {name: cells for name, cells in columns.items() if any(cells)}
+    lines = table([list(kept), *zip(*kept.values(), strict=True)]) if units else []
+    found = [head, *lines[:1]]
+    for line, one in zip(lines[1:], units, strict=True):
+        found += [line, *(f"  {row}" for row in _rows(with_inputs(one.samples), with_source=True, with_unit=False))]
+    return [*found, *_noted(notes)]
+
+
+def sample_report(head: str, times: Times, shown: Sequence[Traced], notes: Sequence[str]) -> list[str]:
+    """When a sample comes, one time a line."""
+    line = f"{head}: {plural(times.count, 'time')} before step {count(times.until_step)}"
+    # Of a framed run, several outputs of a position may be shown.
+    rest = times.count - len(
+        {number if one.position is None else (one.run, one.position) for number, one in enumerate(shown)}
+    )
+    more = [f"  and {plural(rest, 'more time')} (--limit)"] if rest > 0 else []
+    return [line, *_rows(shown, with_source=False), *more, *_noted(notes)]
+
+
+def _rows(samples: Sequence[Traced], *, with_source: bool, with_unit: bool = True) -> list[str]:
+    if not samples:
+        return []
+    columns = {
+        "step": [_step(one) for one in samples],
+        "position": ["" if one.position is None else count(one.position) for one in samples],
+        "source": [one.source for one in samples] if with_source else [],
+        "epoch": [count(one.epoch) for one in samples],
+        "sample": [count(one.index) for one in samples],
+        "unit": ["" if one.unit is None else count(one.unit) for one in samples] if with_unit else [],
+        "output": ["" if one.output is None else count(one.output) for one in samples],
+        "rank": ["" if one.rank is None else str(one.rank) for one in samples],
+        "micro-step": ["" if one.micro_step is None else str(one.micro_step) for one in samples],
+        "seen": ["" if one.seen is None else "yes" if one.seen else "no" for one in samples],
+    }
+    kept = {name: cells for name, cells in columns.items() if any(cells)}
+    lines = table([list(kept), *zip(*kept.values(), strict=True)])
+    return [lines[0], *(f"{line}  {_pieces(one)}".rstrip() for line, one in zip(lines[1:], samples, strict=True))]
+
+
+def _step(sample: Traced) -> str:
+    return count(sample.step) + ("" if sample.last_step == sample.step else f" to {count(sample.last_step)}")
+
+
+def _pieces(sample: Traced) -> str:
+    named = "; ".join(map(_piece, sample.origins[:MAX_PIECES]))
+    rest = len(sample.origins) - MAX_PIECES
+    return named + (f"; and {count(rest)} more" if rest > 0 else "")
+
+
+def _piece(origin: Origin) -> str:
+    if origin.key is not None:
+        what = f"{origin.key}, {origin.shard}"
+    else:
+        what = f"document {count(origin.document or 0)}"
+        if origin.begin is not None and origin.tokens is not None:
+            what += f" [{origin.begin}:{origin.begin + origin.tokens}]"
+    return what if origin.input is None else f"{what}, {origin.input} {origin.unit} {count(origin.number or 0)}"
+
+
+def _noted(notes: Sequence[str]) -> list[str]:
+    return [f"  note: {note}" for note in notes]

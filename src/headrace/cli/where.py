@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.command import Command, json_option, print_json
-from headrace.cli.figures import count, listing, plural
+from headrace.inspect.figures import count, listing, plural
 
 if TYPE_CHECKING:
-    from headrace.cli.origin import Origin
+    from headrace.inspect.origins import DocumentOrigin
 
 EXCERPT_CHARS = 80
 
@@ -28,24 +28,20 @@ def command(path: str, documents: tuple[str, ...], show: bool, as_json: bool) ->
     headrace merge, convert or split wrote, the way goes on through the stores it was copied from. Of tar shards DOC is
     a sample, by its key or its number over all shards.
     """
-    from headrace.cli.sample_origin import find_sample_origins, find_shards, sample_report
+    from headrace.inspect.origins import find_sample_origins, find_shards, sample_report
 
     if (shards := find_shards(path)) is not None:
         samples = find_sample_origins(path, shards, documents)
         if as_json:
-            import msgspec
-
-            print_json({"path": path, "samples": [msgspec.to_builtins(sample) for sample in samples]})
+            print_json({"path": path, "samples": samples})
             return
         click.echo("\n\n".join("\n".join(sample_report(sample, path)) for sample in samples))
         return
-    from headrace.cli.origin import find_origins
+    from headrace.inspect.origins import find_origins
 
     origins = find_origins(path, [_number(given) for given in documents], read_all=show)
     if as_json:
-        import msgspec
-
-        print_json({"path": path, "documents": [msgspec.to_builtins(origin) for origin in origins]})
+        print_json({"path": path, "documents": origins})
         return
     for number, origin in enumerate(origins):
         if number:
@@ -61,10 +57,12 @@ def _number(given: str) -> int:
         raise click.UsageError(f"{given!r} is no number of a document, counted from 0") from None
 
 
-def report(origin: Origin, path: str, *, show: bool) -> list[str]:
+def report(origin: DocumentOrigin, path: str, *, show: bool) -> list[str]:
     """An origin for people."""
+    from headrace.inspect.origins import place_in_input
+
     pairs = [("copied from", f"{step.path}, document {count(step.document)}") for step in origin.copied_from]
-    pairs.append(("input", f"{origin.input}, {place(origin)}"))
+    pairs.append(("input", f"{origin.input}, {place_in_input(origin)}"))
     if origin.id is not None:
         pairs.append(("id", origin.id))
     for part in origin.shards:
@@ -81,13 +79,3 @@ def report(origin: Origin, path: str, *, show: bool) -> list[str]:
             shown = text[:EXCERPT_CHARS]
             pairs.append((name, repr(shown) + (f" ... {plural(len(text), 'character')}" if shown != text else "")))
     return [f"{path}: document {count(origin.document)}", *listing(pairs), *whole]
-
-
-def place(origin: Origin) -> str:
-    """The place in the input as people count it."""
-    if origin.unit == "stored document":
-        return f"document {count(origin.number)}"
-    if origin.unit == "document":
-        return "the whole file"
-    note = ", counted from 0" if origin.counted_from == 0 else ""
-    return f"{origin.unit} {count(origin.number)}{note}"

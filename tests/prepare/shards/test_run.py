@@ -18,8 +18,8 @@ import yaml
 import faults
 import headrace
 from counts import cases
-from headrace.cli.sample_origin import find_sample_origins, find_shards
 from headrace.errors import ConfigError, InputError, OutputError
+from headrace.inspect.origins import find_sample_origins, find_shards
 from headrace.io import file_sum
 from headrace.prepare import ErrorOptions
 from headrace.prepare.output_folder import WORK_NAME

@@ -11,7 +11,7 @@ recipe.yaml
 from __future__ import annotations
 
 from headrace.samples.recipe.keys import StoreKey, store_keys
-from headrace.samples.recipe.reading import load_recipe, make_recipe, parse_recipe, resolve_layout
+from headrace.samples.recipe.reading import load_recipe, make_recipe, parse_recipe, resolve_layout, with_now
 from headrace.samples.recipe.recipe import (
     MAKES,
     EndSpec,
@@ -46,4 +46,5 @@ __all__ = [
     "parse_recipe",
     "resolve_layout",
     "store_keys",
+    "with_now",
 ]

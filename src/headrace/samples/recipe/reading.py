@@ -6,6 +6,7 @@ The layout of an input that the recipe leaves open, from its first records.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from headrace.samples.layouts import NUM_RECORDS, Recognised, recognise, without
 from headrace.samples.layouts.recognise import SAID
 from headrace.samples.recipe.astrai import is_astrai, read_astrai
 from headrace.samples.recipe.check import check_recipe, check_size, convert
-from headrace.samples.recipe.recipe import AUTO, MAKES, Recipe
+from headrace.samples.recipe.recipe import AUTO, MAKES, Recipe, TemplateSpec
 
 
 def load_recipe(path: str | PathLike[str]) -> Recipe:
@@ -126,3 +127,19 @@ def resolve_layout(
     recipe = msgspec.structs.replace(recipe, inputs=tuple(inputs))
     check_recipe(recipe)
     return recipe, found
+
+
+def with_now(recipe: Recipe, now: str, path: str) -> Recipe:
+    """The recipe whose template sees this time, as ISO 8601 writes it: ``2026-03-01``, ``2026-03-01T23:59``.
+
+    Raises:
+        ConfigError: it is no time, or the recipe in ``path`` says another.
+    """
+    try:
+        time = datetime.fromisoformat(now)
+    except ValueError:
+        raise ConfigError(f"--now {now}: write a time as 2026-03-01 or 2026-03-01T23:59") from None
+    spec = recipe.template or TemplateSpec()
+    if spec.now not in (None, time):
+        raise ConfigError(f"{path} says template.now: {spec.now}, the command line says {time}: say it in one place")
+    return msgspec.structs.replace(recipe, template=msgspec.structs.replace(spec, now=time))

@@ -1,0 +1,260 @@
+"""``headrace export-cache`` and ``check-cache``: the index caches that Megatron looks for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.progress import ProgressLine
+from headrace.errors import ConfigError
+from headrace.inspect.figures import plural
+
+if TYPE_CHECKING:
+    from headrace.compat.megatron.caches import CacheVerdict
+    from headrace.datasets import Dataset
+
+PARTS = ("train", "valid", "test")
+SEED = 1234
+SPLIT = "969, 30, 1"
+"""What Megatron's arguments take without ``--split``, to the letter: it is in the name."""
+
+
+@click.command(cls=Command, name="export-cache", short_help="Write the index caches that Megatron looks for.")
+@click.argument("data", metavar="DATA...", nargs=-1, required=True)
+@click.option("--num-samples", metavar="N,N,N", required=True, help="Of train, valid, test; all: one epoch, -: none.")
+@click.option("--sequence-length", metavar="S", type=int, help="Tokens of a sample.")
+@click.option("--seed", metavar="N", type=int, help=f"Megatron's --seed; {SEED}.")
+@click.option("--split", metavar="TEXT", help=f"Megatron's --split, to the letter; {SPLIT!r}.")
+@click.option("--data-of", type=click.Choice(PARTS), help="DATA are of this part alone (--train-data-path, ...).")
+@click.option(
+    "--tokenizer-identifiers", "tokenizer", metavar="FILE", help="JSON of the tokenizer's unique_identifiers."
+)
+@click.option("--like", metavar="FILE", help="A description.txt of Megatron's that has these options.")
+@click.option("--path-to-cache", metavar="DIR", help="Megatron's --data-cache-path; beside the data.")
+@click.option("--no-extra-token", is_flag=True, help="add_extra_token_to_sequence=False.")
+@click.option("--keep-partial-validation", is_flag=True, help="drop_last_partial_validation_sequence=False.")
+@click.option("--class-name", metavar="NAME", help="Megatron's class; GPTDataset.")
+@click.option("--era", metavar="NAME", help="Names of core (megatron-core since 0.7), core_v0.5, core_v0.4; core.")
+@click.option("--blend-era", metavar="NAME", help="core (megatron-core since 0.11), before_2025_02; as --era.")
+@click.option("--replace", is_flag=True, help="Let another cache of the same name give way.")
+@json_option
+def export_cache(
+    data: tuple[str, ...],
+    num_samples: str,
+    data_of: str | None,
+    path_to_cache: str | None,
+    no_extra_token: bool,
+    keep_partial_validation: bool,
+    replace: bool,
+    as_json: bool,
+    **named: Any,
+) -> None:
+    """Write Megatron's index caches for DATA, so that it starts without building them.
+
+    DATA are prefixes, or weights and prefixes, just as Megatron's --data-path has them: the paths are in the names of
+    the caches. What is there already, byte for byte, is left as it is.
+    """
+    wanted = numbers(num_samples, data_of)
+    options = cache_options(named, data_of)
+    flags = {
+        # Megatron-core before 0.7 blends a single prefix that has a weight, in a part's own list too.
+        "one_part": data_of is not None and options["era"] == "core",
+        "add_extra_token_to_sequence": not no_extra_token,
+        "drop_last_partial_validation_sequence": not keep_partial_validation,
+    }
+
+    from headrace.compat.megatron import export_cache
+
+    made = []
+    with ProgressLine(quiet=as_json) as line:
+        for part, number in wanted.items():
+            blend = _blend(data, part, number, {**options, **flags}, line)
+            made += export_cache(
+                blend,
+                tokenizer=options["tokenizer"],
+                path_to_cache=path_to_cache,
+                one_part=data_of is not None,
+                class_name=options["class_name"],
+                era=options["era"],
+                replace=replace,
+            )
+    if as_json:
+        print_json({"caches": made})
+        return
+    for each in made:
+        state = "written" if each.written else "there already"
+        click.echo(f"{each.description}: {state}: {each.part} of {each.of}, {plural(each.samples, 'sample')}")
+
+
+def numbers(text: str, data_of: str | None) -> dict[str, int | None]:
+    """The parts and how many samples each is to have, None for one epoch: ``"1000,100"``, ``"-,100"``, ``"all"``.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    parts = PARTS if data_of is None else (data_of,)
+    known = all(word in ("-", "all") or (word.isascii() and word.isdecimal()) for word in words)
+    if len(words) > len(parts) or not known or set(words) == {"-"}:
+        allowed = "one to three, of train, valid and test" if data_of is None else f"one, of {data_of}"
+        raise ConfigError(f"--num-samples {text}: give {allowed}: a number, all for one epoch, or - for no cache")
+    pairs = zip(parts, words, strict=False)
+    return {part: None if word == "all" else int(word) for part, word in pairs if word != "-"}
+
+
+def cache_options(named: dict[str, Any], data_of: str | None) -> dict[str, Any]:
+    """What the command line says, over what ``--like`` says, over the defaults.
+
+    Raises:
+        ConfigError: something that decides the name is missing, or said twice.
+        StoreError: the file of ``--like`` is no description.
+    """
+    said = {name: value for name, value in named.items() if value is not None}
+    like = said.pop("like", None)
+    if "tokenizer" in said:
+        said["tokenizer"] = _identifiers(said["tokenizer"])
+    found: dict[str, Any] = {"seed": SEED, "split": SPLIT, "class_name": "GPTDataset", "era": "core", "tokenizer": None}
+    found |= {} if like is None else _like(like)
+    found |= said
+    found.setdefault("blend_era", "core" if found["era"] == "core" else "before_2025_02")
+    if data_of is not None:
+        if "split" in said:
+            raise ConfigError(f"--split {said['split']!r} and --data-of {data_of}: data of one part have no split")
+        found["split"] = ",".join("1" if part == data_of else "0" for part in PARTS)
+    if found["split"] is None:
+        raise ConfigError(f"{like}: of data of one part alone; say which with --data-of, or say --split")
+    if "sequence_length" not in found:
+        raise ConfigError("how long is a sample? Give --sequence-length S, or --like FILE, a description.txt")
+    if found["tokenizer"] is None and found["era"] != "core_v0.4":
+        raise ConfigError(
+            "the tokenizer is in the names: give its unique_identifiers as JSON, --tokenizer-identifiers FILE, or a"
+            " description.txt that Megatron wrote with it, --like FILE"
+        )
+    return found
+
+
+def _like(path: str) -> dict[str, Any]:
+    """The options in a description."""
+    from headrace.compat.megatron.caches import cache_at
+    from headrace.plan.megatron.caches import gpt_facts
+
+    description = cache_at(Path(path)).description
+    if description.is_blend:
+        raise ConfigError(f"{path}: of a blend; take the description of one of its datasets, which has all options")
+    facts = gpt_facts(description, path)
+    return {
+        "seed": facts.random_seed,
+        "sequence_length": facts.sequence_length,
+        "split": facts.split,
+        "class_name": description.class_name,
+        "era": description.era,
+        "tokenizer": description.identifiers.get("tokenizer"),
+    }
+
+
+def _identifiers(path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: holds {found!r}; it is a JSON object, Megatron's tokenizer.unique_identifiers")
+    return found
+
+
+def _blend(
+    data: tuple[str, ...], part: Any, num_samples: int | None, options: dict[str, Any], line: ProgressLine
+) -> Dataset:
+    from headrace.compat.megatron import GPTBlend, GPTDataset
+
+    def build(prefix: str, wanted: int | None) -> GPTDataset:
+        if line.is_terminal or line.is_due:
+            line.show(f"{part} of {prefix}")
+        return GPTDataset(
+            prefix,
+            sequence_length=options["sequence_length"],
+            num_samples=wanted,
+            seed=options["seed"],
+            split=options["split"],
+            split_part=part,
+            add_extra_token_to_sequence=options["add_extra_token_to_sequence"],
+            drop_last_partial_validation_sequence=options["drop_last_partial_validation_sequence"],
+        )
+
+    return GPTBlend.of(
+        list(data), num_samples=num_samples, build=build, one_part=options["one_part"], era=options["blend_era"]
+    )
+
+
+FAULTY = 1
+
+
+@click.command(cls=Command, name="check-cache", short_help="Check that Megatron's index caches are of these data.")
+@click.argument("path", metavar="PATH")
+@click.option("--no-extra-token", is_flag=True, help="The run has add_extra_token_to_sequence=False.")
+@click.option(
+    "--keep-partial-validation", is_flag=True, help="The run has drop_last_partial_validation_sequence=False."
+)
+@click.option("--moved", metavar="OLD=NEW", multiple=True, help="Paths of data that begin with OLD now begin with NEW.")
+@click.option("--quiet", "-q", is_flag=True, help="Show only faults.")
+@json_option
+@click.pass_context
+def check_cache(
+    ctx: click.Context,
+    /,
+    path: str,
+    no_extra_token: bool,
+    keep_partial_validation: bool,
+    moved: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Check every cache of Megatron's at PATH against the data that its description.txt names.
+
+    PATH is Megatron's --data-cache-path, a description.txt in it, or the prefix of data that have a cache beside them.
+    The names of caches do not tell when data were replaced under their path: here every entry is compared with them.
+    Exit code 0: all are right; 1: faults, each printed with its file and row; 4: no cache is there.
+    """
+
+    from headrace.compat.megatron.caches import CacheReading, check_cache, find_descriptions
+
+    reading = CacheReading(not no_extra_token, not keep_partial_validation, dict(_pair(each) for each in moved))
+    descriptions = find_descriptions(Path(path))
+    verdicts = []
+    with ProgressLine(quiet=quiet or as_json) as line:
+        for number, description in enumerate(descriptions):
+            if line.is_terminal or line.is_due:
+                line.show(f"checking cache {number + 1:,} of {len(descriptions):,}: {description}")
+            verdicts.append(check_cache(description, reading))
+            line.clear()
+            if not as_json and not (quiet and verdicts[-1].ok):
+                click.echo("\n".join(cache_report(verdicts[-1])))
+    faulty = sum(not verdict.ok for verdict in verdicts)
+    if as_json:
+        print_json({"path": path, "ok": not faulty, "caches": verdicts})
+    elif not quiet:
+        end = f"{faulty:,} faulty: remove these, and Megatron builds them anew" if faulty else "all right"
+        click.echo(f"{path}: {plural(len(verdicts), 'cache')}, {end}")
+    if faulty:
+        ctx.exit(FAULTY)
+
+
+def cache_report(verdict: CacheVerdict) -> list[str]:
+    """A verdict for people."""
+    if verdict.ok:
+        order = "" if verdict.is_own_order else ", in another order than its options give"
+        part = f"{verdict.part} of " if verdict.part else ""
+        return [f"{verdict.path}: right: {part}{verdict.of}, {plural(verdict.samples, 'sample')}{order}"]
+    lines = [str(problem) for problem in verdict.problems]
+    return [*lines, f"  {verdict.cause}"] if verdict.cause else lines
+
+
+def _pair(text: str) -> tuple[str, str]:
+    old, sign, new = text.partition("=")
+    if not sign or not old:
+        raise ConfigError(f"--moved {text}: write OLD=NEW, two beginnings of paths")
+    return old, new

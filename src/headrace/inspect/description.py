@@ -1,0 +1,333 @@
+"""A token store in numbers, and what each packing strategy makes of it, for ``headrace info``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.loss_masks import mask_name, supervised_share
+from headrace.datasets.sft_records import TOKEN_KEYS
+from headrace.errors import ConfigError
+from headrace.inspect.figures import count, plural, table
+from headrace.plan import IntArray
+from headrace.plan.packing import CHUNK, Packing
+from headrace.plan.packing.forecast import Forecast, forecast
+from headrace.stores import (
+    BackendInfo,
+    IndexedOptions,
+    InputFile,
+    InputOrder,
+    Ledger,
+    Manifest,
+    ShardedStore,
+    ShuffledOrder,
+    Store,
+    TokenizerInfo,
+    open_keys,
+)
+from headrace.stores.indexed.layout import AS_FOUND
+from headrace.stores.manifest import find_manifest as find_listing
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens a document, empty ones included."""
+
+    min: int
+    median: float
+    mean: float
+    max: int
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """The documents of ``first`` to ``last`` tokens, both included."""
+
+    first: int
+    last: int
+    documents: int
+    tokens: int
+
+
+class Supervised(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of a key's tokens that a loss mask trains."""
+
+    mask: str
+    trained: int
+    tokens: int
+    """Those that were looked at, ..."""
+
+    is_all: bool
+    """... which are all, or a sample spread over all."""
+
+
+class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """One key: its stream, and its documents."""
+
+    name: str
+    dtype: str
+    documents: int
+    empty_documents: int
+    tokens: int
+    tokens_per_document: Lengths | None
+    histogram: tuple[Bar, ...]
+    supervised: Supervised | None = None
+    """What its loss mask trains, where it has one."""
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """All that ``headrace info`` says; from ``tokenizer`` on it comes from the manifest, where there is one."""
+
+    path: str
+    format: str
+    shards: int
+    """Of all keys."""
+
+    documents: int
+    tokens: int
+    """Of all keys."""
+
+    bytes: int
+    keys: tuple[KeyDescription, ...]
+    tokenizer: TokenizerInfo | None
+    backend: BackendInfo | None
+    order: InputOrder | ShuffledOrder | None
+    inputs: tuple[InputFile, ...] | None
+    ledger: Ledger | None
+    errors: int | None
+    """Records that were skipped."""
+
+
+def describe(path: str, options: IndexedOptions = AS_FOUND) -> Description:
+    """Open a store and gather its numbers. Reads the index, not the tokens; memory is that of one shard's lengths.
+
+    Raises:
+        StoreError: it does not open.
+    """
+    with contextlib.ExitStack() as stack:
+        stores = {key: stack.enter_context(store) for key, store in opened_keys(path, options).items()}
+        keys = tuple(_with_share(describe_key(key, store), stores) for key, store in stores.items())
+        shards = [shard for store in stores.values() for shard in shards_of(store)]
+        files = {file for store in stores.values() for file in store.files}
+        manifest = find_manifest(path)
+        return Description(
+            path=path,
+            format=shards[0].format,
+            shards=len({shard.path for shard in shards}),
+            documents=keys[0].documents,
+            tokens=sum(key.tokens for key in keys),
+            bytes=sum(file.stat().st_size for file in files),
+            keys=keys,
+            tokenizer=manifest.tokenizer if manifest else None,
+            backend=manifest.backend if manifest else None,
+            order=manifest.order if manifest else None,
+            inputs=manifest.inputs if manifest else None,
+            ledger=manifest.ledger if manifest else None,
+            errors=len(manifest.errors) if manifest else None,
+        )
+
+
+def opened_keys(path: str, options: IndexedOptions) -> dict[str, Store]:
+    """Every key of what lies at a path, understood as the options say."""
+    return open_keys(path, dialect=options.dialect, documents=options.documents)
+
+
+def find_manifest(path: str | os.PathLike[str]) -> Manifest | None:
+    """The manifest that speaks of this store, or None.
+
+    Raises:
+        StoreError: there is one, but it is damaged.
+    """
+    found = find_listing(path)
+    return None if found is None else found[1]
+
+
+def shards_of(store: Store) -> tuple[Store, ...]:
+    """The shards that a store is made of, or itself."""
+    return store.shards if isinstance(store, ShardedStore) else (store,)
+
+
+def describe_key(key: str, store: Store) -> KeyDescription:
+    """One key, of a store whose main key it is."""
+    lengths, counts = _merge([np.unique(shard.lengths, return_counts=True) for shard in shards_of(store)])
+    num_documents = int(counts.sum())
+    return KeyDescription(
+        name=key,
+        dtype=store.dtypes[store.keys[0]].name,
+        documents=num_documents,
+        empty_documents=int(counts[lengths == 0].sum()),
+        tokens=store.num_tokens,
+        tokens_per_document=_summarise(lengths, counts) if num_documents else None,
+        histogram=histogram(lengths, counts),
+    )
+
+
+def _with_share(key: KeyDescription, stores: dict[str, Store]) -> KeyDescription:
+    """With what its loss mask trains, by the manifest's count or a sample."""
+    mask = mask_name(key.name, stores.keys(), is_main=key.name in (next(iter(stores)), *TOKEN_KEYS))
+    if mask is None or stores[mask].num_tokens != key.tokens:
+        return key
+    share = supervised_share(stores[mask], mask, tokens=key.name)
+    return msgspec.structs.replace(key, supervised=Supervised(mask=mask, **share._asdict()))
+
+
+def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bar, ...]:
+    """Documents by powers of two of their tokens: 0, 1, 2 to 3, 4 to 7, ...; bars at the ends are never empty.
+
+    Args:
+        lengths: distinct lengths, ascending.
+        counts: documents of each.
+    """
+    # frexp gives n = m * 2^e with m in [1/2, 1), so e is the number of bits; exact below 2^53.
+    bits = np.frexp(lengths.astype(np.float64))[1]
+    bars = []
+    for bit in range(int(bits[0]), int(bits[-1]) + 1) if len(bits) else ():
+        chosen = bits == bit
+        bars.append(
+            Bar(
+                first=(1 << bit) >> 1,
+                last=(1 << bit) - 1,
+                documents=int(counts[chosen].sum()),
+                tokens=int((lengths[chosen] * counts[chosen]).sum()),
+            )
+        )
+    return tuple(bars)
+
+
+def _merge(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    lengths, where = np.unique(np.concatenate([lengths for lengths, _ in parts]), return_inverse=True)
+    counts = np.zeros(len(lengths), np.int64)
+    np.add.at(counts, where, np.concatenate([counts for _, counts in parts]))
+    return lengths, counts
+
+
+def _summarise(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> Lengths:
+    ends = np.cumsum(counts)
+    num_documents = int(ends[-1])
+    middle = np.searchsorted(ends, [(num_documents - 1) // 2, num_documents // 2], side="right")
+    return Lengths(
+        min=int(lengths[0]),
+        median=float(lengths[middle].mean()),
+        mean=int((lengths * counts).sum()) / num_documents,
+        max=int(lengths[-1]),
+    )
+
+
+FIRST_FIT_DOCUMENTS = 1_000_000
+"""First-fit looks at so many documents: it takes 1 to 3 us each, the other strategies together a tenth of that."""
+
+OnDocuments = Callable[[int, int, int], None]
+
+
+class PackFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one key of a store, for each length of packs that was asked for."""
+
+    path: str
+    key: str
+    documents: int
+    tokens: int
+    packs: tuple[Forecast, ...]
+
+
+def pack_figures(
+    path: str,
+    max_seq_lens: tuple[int, ...],
+    *,
+    key: str | None,
+    on_documents: OnDocuments,
+    options: IndexedOptions = AS_FOUND,
+) -> PackFigures:
+    """Read the lengths of a store's documents, once for each length of packs; memory is bounded.
+
+    Args:
+        path: as for `headrace.open`.
+        max_seq_lens: tokens a pack.
+        key: of a store with several keys the one to pack; by default the main one, which is the first.
+        options: how pairs of .bin and .idx are understood.
+        on_documents: called now and then with the length of packs, the documents read so far, and all of them.
+
+    Raises:
+        StoreError: it does not open.
+        ConfigError: there is no such key, or a length of packs is out of range.
+    """
+    for max_seq_len in max_seq_lens:
+        Packing(max_seq_len=max_seq_len)  # refused before anything is read
+    name, store = open_key(path, key, options)
+    with store:
+        forecasts = [
+            forecast(_read(store, max_seq_len, on_documents), max_seq_len, first_fit_documents=FIRST_FIT_DOCUMENTS)
+            for max_seq_len in max_seq_lens
+        ]
+        return PackFigures(
+            path=path, key=name, documents=store.num_documents, tokens=store.num_tokens, packs=tuple(forecasts)
+        )
+
+
+def _read(store: Store, max_seq_len: int, on_documents: OnDocuments) -> Iterator[IntArray]:
+    """The lengths, telling how far the reading is."""
+    done = 0
+    for chunk in store.length_chunks(CHUNK):
+        yield chunk
+        done += len(chunk)
+        on_documents(max_seq_len, done, store.num_documents)
+
+
+def open_key(path: str, key: str | None, options: IndexedOptions) -> tuple[str, Store]:
+    """The name of the key that is packed, and the store with it as its main key.
+
+    Raises:
+        StoreError: it does not open.
+        ConfigError: there is no such key.
+    """
+    stores = opened_keys(path, options)
+    name = next(iter(stores)) if key is None else key
+    for other, store in stores.items():
+        if other != name:
+            store.close()
+    if name not in stores:
+        raise ConfigError(f"{path}: no key {name!r}; its keys are {', '.join(map(repr, stores))}")
+    return name, stores[name]
+
+
+def pack_report(figures: PackFigures) -> list[str]:
+    """The figures for people."""
+    lines = [f"{figures.path}: {plural(figures.documents, 'document')}, {plural(figures.tokens, 'token')}"]
+    for found in figures.packs:
+        lines += ["", f"packs of {plural(found.max_seq_len, 'token')}", f"  {_over_long(found)}", *_table(found)]
+        looked_at = found.strategies[0].documents
+        lines += [
+            f"  ({figures.strategy}: of the first {plural(figures.documents, 'document')} alone)"
+            for figures in found.strategies
+            if figures.documents < looked_at
+        ]
+    return lines
+
+
+def _over_long(found: Forecast) -> str:
+    if not found.over_long_documents:
+        return f"no document is longer: the longest has {count(found.longest)}"
+    share = found.over_long_documents / found.documents
+    are = "document is longer" if found.over_long_documents == 1 else "documents are longer"
+    return (
+        f"{count(found.over_long_documents)} {are} ({share:.2%}), up to {count(found.longest)} tokens: best_fit_split "
+        "and wrapped cut, the others truncate here"
+    )
+
+
+def _table(found: Forecast) -> list[str]:
+    rows = [("strategy", "packs", "fill", "documents a pack", "documents cut", "tokens lost")]
+    for figures in found.strategies:
+        rows.append(
+            (
+                figures.strategy,
+                count(figures.packs),
+                f"{figures.fill:.3%}",
+                f"{figures.documents_per_pack:,.1f}",
+                f"{figures.cut_share:.2%}",
+                f"{figures.lost_share:.2%}",
+            )
+        )
+    return table(rows)

@@ -1,0 +1,352 @@
+"""The documents of a store for people: keys that belong together, which documents are shown, and their figures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.loss_masks import mask_name
+from headrace.datasets.pack_plans import StoreLengths
+from headrace.datasets.sft_records import TOKEN_KEYS
+from headrace.errors import ConfigError, StoreError
+from headrace.inspect.description import describe_key
+from headrace.inspect.figures import count
+from headrace.inspect.shown import Figures, Kind, PackFill, Shares, ShownSample, ShownSequence, Trained
+from headrace.inspect.token_texts import TokenTexts, stretches
+from headrace.plan.packing import PackPlan
+from headrace.stores import Dialect, Store
+from headrace.stores import open_tokens as open_store
+
+
+class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown: keys of tokens, each with the key of its loss mask where there is one, and what stands beside."""
+
+    kind: Kind
+    masks: dict[str, str | None]
+    """By key of tokens."""
+
+    beside: tuple[str, ...] = ()
+    """``position_ids``, ``response_lengths``, ``rewards``, ``columns``, ``label``: those that there are."""
+
+    @property
+    def main(self) -> str:
+        """The first key of tokens."""
+        return next(iter(self.masks))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All keys that are read."""
+        return (*self.masks, *(mask for mask in self.masks.values() if mask is not None), *self.beside)
+
+    @classmethod
+    def of(cls, store: Store, key: str | None) -> ShownKeys:
+        """What the names of a store's keys say; ``key`` alone, if it is given.
+
+        Raises:
+            ConfigError: there is no such key.
+        """
+        names = set(store.keys)
+        if key is not None and key not in names:
+            raise ConfigError(f"{store.path}: no key {key!r}; its keys are {', '.join(map(repr, store.keys))}")
+        if key is None and names >= {"chosen", "rejected"}:
+            return cls(
+                kind="dpo", masks={side: mask_name(side, names, is_main=False) for side in ("chosen", "rejected")}
+            )
+        if key is None and names >= {"prompts", "responses"}:
+            return cls(
+                kind="grpo",
+                masks={"prompts": None, "responses": mask_name("responses", names, is_main=False)},
+                beside=_there(names, "response_lengths", "rewards"),
+            )
+        if key is None and "prompts" in names:
+            return cls(kind="prompt", masks={"prompts": None}, beside=_there(names, "columns"))
+        main = key or next((name for name in TOKEN_KEYS if name in names), store.keys[0])
+        mask = mask_name(main, names, is_main=main in (*TOKEN_KEYS, store.keys[0]))
+        beside = _there(names, "position_ids", "label") if key is None else ()
+        return cls(kind="seq" if mask is None else "sft", masks={main: mask}, beside=beside)
+
+
+def _there(names: set[str], *wanted: str) -> tuple[str, ...]:
+    return tuple(name for name in wanted if name in names)
+
+
+class RecordKeys:
+    """Reads documents of a store, of the keys that are shown."""
+
+    def __init__(self, store: Store, keys: ShownKeys, texts: TokenTexts) -> None:
+        self._store = store
+        self._keys = keys
+        self._texts = texts
+
+    def document(self, number: int, max_tokens: int) -> ShownSample:
+        """One document, at most so many tokens of each sequence.
+
+        Raises:
+            StoreError: keys that do not fit together.
+        """
+        if self._keys.kind == "grpo":
+            return ShownSample(number=number, sequences=tuple(self._group(number, max_tokens)))
+        return ShownSample(
+            number=number,
+            sequences=tuple(
+                self._sequence(key, number, *self._tokens(number, key), max_tokens) for key in self._keys.masks
+            ),
+            columns=self._columns(number),
+            label=bool(self._value(number, "label")[0]) if "label" in self._keys.beside else None,
+        )
+
+    def piece(self, document: int, begin: int, end: int, max_tokens: int) -> ShownSequence:
+        """The tokens ``[begin, end)`` of a document, which in a pack have positions of their own."""
+        key = self._keys.main
+        tokens, mask = self._tokens(document, key)
+        shown = slice(begin, min(end, begin + max_tokens))
+        trained = None if mask is None else mask[begin:end]
+        return ShownSequence(
+            name=key,
+            document=document,
+            begin=begin,
+            num_tokens=end - begin,
+            num_trained=None if trained is None else int(np.count_nonzero(trained)),
+            stretches=stretches(self._texts, tokens[shown], mask=None if mask is None else mask[shown]),
+        )
+
+    def _sequence(
+        self, name: str, number: int, tokens: NDArray[Any], mask: NDArray[Any] | None, max_tokens: int
+    ) -> ShownSequence:
+        positions = None
+        if "position_ids" in self._keys.beside:
+            positions = self._parallel(number, "position_ids", tokens)[:max_tokens]
+        return ShownSequence(
+            name=name,
+            document=number,
+            num_tokens=len(tokens),
+            num_trained=None if mask is None else int(np.count_nonzero(mask)),
+            stretches=stretches(
+                self._texts,
+                tokens[:max_tokens],
+                mask=None if mask is None else mask[:max_tokens],
+                positions=positions,
+            ),
+        )
+
+    def _group(self, number: int, max_tokens: int) -> list[ShownSequence]:
+        """A prompt and the responses to it."""
+        prompt, _ = self._tokens(number, "prompts")
+        tokens, mask = self._tokens(number, "responses")
+        rewards = self._value(number, "rewards").tolist() if "rewards" in self._keys.beside else []
+        lengths = [len(tokens)]
+        if "response_lengths" in self._keys.beside:
+            lengths = self._value(number, "response_lengths").tolist()
+        if sum(lengths) != len(tokens) or min(lengths, default=0) < 0 or (rewards and len(rewards) < len(lengths)):
+            raise StoreError(
+                f"{self._store.path}: document {number} has {len(tokens):,} tokens of responses, {len(lengths)} "
+                f"responses of {sum(lengths):,} tokens, and {len(rewards)} rewards: prepare the store again"
+            )
+        found = [self._sequence("prompt", number, prompt, None, max_tokens)]
+        begin = 0
+        for response, length in enumerate(lengths):
+            rows = slice(begin, begin + length)
+            name = f"response {response}" if "response_lengths" in self._keys.beside else "responses"
+            shown = self._sequence(name, number, tokens[rows], None if mask is None else mask[rows], max_tokens)
+            reward = float(rewards[response]) if rewards and name != "responses" else None
+            found.append(msgspec.structs.replace(shown, reward=reward))
+            begin += length
+        return found
+
+    def _tokens(self, number: int, key: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        tokens = self._value(number, key)
+        mask = self._keys.masks[key]
+        return tokens, None if mask is None else self._parallel(number, mask, tokens)
+
+    def _parallel(self, number: int, key: str, tokens: NDArray[Any]) -> NDArray[Any]:
+        values = self._value(number, key)
+        if len(values) != len(tokens):
+            raise StoreError(
+                f"{self._store.path}: document {number} has {len(tokens):,} tokens and {len(values):,} values of "
+                f"{key!r}, which has one for each token: prepare the store again"
+            )
+        return values
+
+    def _value(self, number: int, key: str) -> NDArray[Any]:
+        return self._store.document(number, key)
+
+    def _columns(self, number: int) -> dict[str, Any] | None:
+        if "columns" not in self._keys.beside:
+            return None
+        data = self._value(number, "columns").tobytes()
+        try:
+            return msgspec.json.decode(data, type=dict[str, Any]) if data else {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise StoreError(
+                f"{self._store.path}: document {number}: its columns are no JSON object: {error}"
+            ) from error
+
+
+By = Literal["longest", "least_trained"]
+
+MAX_SAMPLES = 1000
+"""More than that nobody looks at, and a page would be slow."""
+MOST_LENGTHS = 1 << 24
+"""Documents whose lengths are compared: a second of reading."""
+MOST_MASKS = 1 << 14
+"""Documents whose masks are read where the store does not count trained tokens."""
+_BLOCKS = 64
+NUM_SUPERVISED = "num_supervised"
+
+
+def spread(num_documents: int, most: int) -> tuple[list[tuple[int, int]], str]:
+    """Documents ``[begin, end)`` to look at, ascending: all, or ``most`` of them in blocks; and words for it."""
+    if num_documents <= most:
+        return [(0, num_documents)], ""
+    each = most // _BLOCKS
+    blocks = [(at, at + each) for at in (block * num_documents // _BLOCKS for block in range(_BLOCKS))]
+    return blocks, f" among {count(most)} of {count(num_documents)} documents, in {_BLOCKS} blocks evenly spread"
+
+
+def trained_shares(
+    store: Store, keys: ShownKeys, dialect: Dialect | None
+) -> tuple[NDArray[np.int64], NDArray[np.float64], str] | None:
+    """Documents, the share of each that is trained, and how they were chosen; None where there is no loss mask.
+
+    Empty documents are left out. Cost: the index, and by `MOST_MASKS` masks where nothing counts trained tokens.
+    """
+    mask = keys.masks[keys.main]
+    if mask is None:
+        return None
+    counts = mask == "loss_mask" and NUM_SUPERVISED in store.keys
+    blocks, words = spread(store.num_documents, MOST_LENGTHS if counts else MOST_MASKS)
+    documents = _numbers(blocks)
+    lengths = _lengths(store, keys, documents, dialect)
+    if counts:
+        with open_store(store.path, key=NUM_SUPERVISED, dialect=dialect) as supervised:
+            trained = np.concatenate([supervised.fetch(*block) for block in blocks]).astype(np.int64)
+    else:
+        trained = np.array([np.count_nonzero(store.document(one, mask)) for one in documents.tolist()], np.int64)
+    there = lengths > 0
+    return documents[there], trained[there] / lengths[there], words
+
+
+def choose(
+    store: Store,
+    keys: ShownKeys,
+    plan: PackPlan | None,
+    *,
+    named: tuple[int, ...] | None,
+    num: int,
+    seed: int | None,
+    by: By | None,
+    dialect: Dialect | None,
+) -> tuple[Sequence[int], str]:
+    """The numbers to show, in their order, and how they were chosen; nothing to say of those named and the first ones.
+
+    Raises:
+        ConfigError: a number is not there, or what is asked for does not go together.
+    """
+    noun = "documents" if plan is None else "packs"
+    num_samples = store.num_documents if plan is None else len(plan)
+    asked = [name for name, value in (("random", seed), (by, by), ("documents", named)) if value is not None]
+    if len(asked) > 1:
+        names = " and ".join(f"--{str(name).replace('_', '-')}" for name in asked)
+        raise ConfigError(f"{names} both say which {noun} are shown: choose one")
+    if named is not None:
+        for number in named:
+            if not 0 <= number < num_samples:
+                raise ConfigError(f"{store.path} has no {noun[:-1]} {number}; it has {num_samples:,}, counted from 0")
+    if (num if named is None else len(named)) > MAX_SAMPLES:
+        shown = num if named is None else len(named)
+        raise ConfigError(f"{shown:,} {noun} are asked for; at most {MAX_SAMPLES:,} are shown at once")
+    if named is not None:
+        return named, ""
+    if seed is not None:
+        chosen = random.Random(seed).sample(range(num_samples), min(num, num_samples))
+        return chosen, f"{count(len(chosen))} by chance, seed {seed}"
+    if by is None:
+        return range(min(num, num_samples)), ""
+    if plan is not None:
+        raise ConfigError(f"--{by.replace('_', '-')} is of documents: leave out --pack, or say --random SEED")
+    return _extreme(store, keys, num, by, dialect)
+
+
+def _extreme(store: Store, keys: ShownKeys, num: int, by: By, dialect: Dialect | None) -> tuple[Sequence[int], str]:
+    if by == "longest":
+        blocks, words = spread(store.num_documents, MOST_LENGTHS)
+        documents = _numbers(blocks)
+        values = -_lengths(store, keys, documents, dialect)
+        return documents[np.argsort(values, kind="stable")[:num]].tolist(), f"the longest{words}"
+    found = trained_shares(store, keys, dialect)
+    if found is None:
+        raise ConfigError(f"{store.path} has no loss mask: --least-trained is for stores that have one")
+    documents, shares, words = found
+    return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
+
+
+def _numbers(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    return np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in blocks])
+
+
+def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialect: Dialect | None) -> NDArray[np.int64]:
+    main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
+    return StoreLengths(main).spans(documents)[1]
+
+
+MOST_MARKS = 1 << 28
+"""Of a loss mask so many values are read, at about a gigabyte a second."""
+
+_CHUNK = 1 << 22
+
+
+def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> Figures:
+    """All figures. O(documents), and one pass over the masks where no counts are stored."""
+    main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
+    described = describe_key(keys.main, main)
+    packs = None
+    if plan is not None:
+        ledger = plan.ledger
+        packs = PackFill(
+            strategy=plan.packing.strategy, packs=len(plan), fill=ledger.fill, lost_tokens=ledger.lost_tokens
+        )
+    return Figures(
+        key=keys.main,
+        tokens=described.tokens,
+        tokens_per_document=described.tokens_per_document,
+        histogram=described.histogram,
+        trained=_trained(store, keys, described.tokens),
+        shares=_shares(store, keys, dialect),
+        packs=packs,
+    )
+
+
+def _trained(store: Store, keys: ShownKeys, num_tokens: int) -> Trained | None:
+    masks = [mask for mask in keys.masks.values() if mask is not None]
+    if not masks:
+        return None
+    if masks == ["loss_mask"] and NUM_SUPERVISED in store.keys:
+        with open_store(store.path, key=NUM_SUPERVISED) as counts:
+            trained = sum(int(counts.fetch(begin, end).sum()) for begin, end in _chunks(counts.num_tokens))
+        return Trained(trained=trained, tokens=num_tokens, is_all=True)
+    trained = tokens = 0
+    is_all = True
+    for mask in masks:
+        with open_store(store.path, key=mask) as marks:
+            most = min(marks.num_tokens, MOST_MARKS // len(masks))
+            trained += sum(int(np.count_nonzero(marks.fetch(begin, end))) for begin, end in _chunks(most))
+            tokens += most
+            is_all = is_all and most == marks.num_tokens
+    return Trained(trained=trained, tokens=tokens, is_all=is_all)
+
+
+def _shares(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Shares | None:
+    found = trained_shares(store, keys, dialect)
+    if found is None:
+        return None
+    bins = np.ceil(np.round(found[1] * 10, 9)).astype(np.int64)
+    return Shares(documents=tuple(np.bincount(bins, minlength=11).tolist()), words=found[2].strip())
+
+
+def _chunks(size: int) -> list[tuple[int, int]]:
+    return [(begin, min(begin + _CHUNK, size)) for begin in range(0, size, _CHUNK)]

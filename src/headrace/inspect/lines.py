@@ -1,0 +1,346 @@
+"""Previews and renderings as terminal lines: trained text in colour, or between marks where colours are missing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TextIO
+
+from rich.cells import cell_len
+
+from headrace.inspect.figures import count, listing, plural, safe_lines, safe_text
+from headrace.inspect.shown import (
+    EvidenceRow,
+    Part,
+    Preview,
+    RenderedSequence,
+    Rendering,
+    ShownSample,
+    ShownSequence,
+    Stretch,
+)
+
+_TRAINED, _SPECIAL, _CUT, _BOLD, _END = "\x1b[30;42m", "\x1b[2m", "\x1b[9;31m", "\x1b[1m", "\x1b[0m"
+_NUMBER_WIDTH, _MOST_ROLE_CHARS = 6, 12
+_HANGING, _LEAST_ROOM = "  ", 20
+
+
+class Style(NamedTuple):
+    """How trained text is told from the rest."""
+
+    is_coloured: bool
+    width: int | None = None
+    """Of the terminal, at which text wraps; None: it does not."""
+
+    @classmethod
+    def of(cls, stream: TextIO, *, plain: bool) -> Style:
+        """Colours on a terminal, unless the user or ``NO_COLOR`` says otherwise."""
+        is_terminal = stream.isatty()
+        is_coloured = not plain and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        return cls(is_coloured and is_terminal, shutil.get_terminal_size().columns if is_terminal else None)
+
+    def piece(self, text: str, stretch: Stretch) -> str:
+        """A part of a line."""
+        if not text:
+            return ""
+        if not stretch.is_kept:
+            return f"{_CUT}{text}{_END}" if self.is_coloured else f"--{text}--"
+        if stretch.is_trained:
+            return f"{_TRAINED}{text}{_END}" if self.is_coloured else f"[[{text}]]"
+        return f"{_SPECIAL}{text}{_END}" if self.is_coloured and stretch.is_special else text
+
+    def key(self, stretch: Stretch) -> tuple[bool | None, ...]:
+        """What `piece` looks at, so that neighbours that are equal in it are one piece."""
+        if not stretch.is_kept:
+            return (False,)
+        return True, stretch.is_trained, self.is_coloured and stretch.is_special
+
+    def heading(self, text: str) -> str:
+        """A line that begins something."""
+        return f"{_BOLD}{text}{_END}" if self.is_coloured else text
+
+    @property
+    def legend(self) -> str:
+        """What the colours mean."""
+        if self.is_coloured:
+            return f"{_TRAINED}trained{_END} not trained"
+        return "[[trained]] not trained"
+
+
+def preview_lines(preview: Preview, style: Style) -> list[str]:
+    """All that `headrace preview` prints."""
+    unit = "document" if preview.max_seq_len is None else f"pack of {count(preview.max_seq_len)} tokens"
+    lines = [
+        f"{safe_text(preview.path)}: {preview.kind}, {preview.format}, keys {', '.join(map(safe_text, preview.keys))}",
+        f"{count(len(preview.samples))} of {plural(preview.num_samples, unit.split()[0])}"
+        + (f" of {count(preview.max_seq_len)} tokens" if preview.max_seq_len is not None else "")
+        + (f", tokeniser {safe_text(preview.tokenizer)}" if preview.tokenizer is not None else ""),
+    ]
+    if preview.note:
+        lines.append(f"note: {safe_text(preview.note)}")
+    if any(sequence.num_trained is not None for sample in preview.samples for sequence in sample.sequences):
+        lines.append(style.legend)
+    if preview.chosen_by:
+        lines.append(f"chosen: {safe_text(preview.chosen_by)}")
+    for sample in preview.samples:
+        lines += ["", style.heading(sample_heading(preview, sample))]
+        lines += sample_lines(preview, sample, style)
+    if preview.left_out:
+        lines += ["", style.heading("left out")]
+        lines += [f"  {safe_text(line)}" for line in preview.left_out]
+    return lines
+
+
+def sample_heading(preview: Preview, sample: ShownSample) -> str:
+    """A line about a document or a pack."""
+    trained = [sequence.num_trained for sequence in sample.sequences if sequence.num_trained is not None]
+    if preview.max_seq_len is None:
+        text = f"document {count(sample.number)}: {plural(sample.num_tokens, 'token')}"
+        text += trained_share(sum(trained), sample.num_tokens) if trained else ""
+        source = next((sequence.source for sequence in sample.sequences if sequence.source), "")
+        text += f", from {safe_text(source)}" if source else ""
+        return text + ("" if sample.label is None else ", wanted" if sample.label else ", not wanted")
+    pieces = len(sample.sequences)
+    return (
+        f"pack {count(sample.number)}: {plural(pieces, 'document')}, {plural(sample.num_tokens, 'token')}"
+        f"{trained_share(sum(trained), sample.num_tokens) if trained else ''}, {plural(sample.num_pads, 'pad')}, "
+        f"fill {sample.num_tokens / preview.max_seq_len:.2%}"
+    )
+
+
+def trained_share(trained: int, num_tokens: int) -> str:
+    """Words for how much of some tokens is trained."""
+    return f", {count(trained)} trained ({trained / max(num_tokens, 1):.1%})"
+
+
+def sequence_heading(sequence: ShownSequence, *, is_piece: bool) -> str:
+    """A line about one of several sequences."""
+    if is_piece:
+        span = f"tokens {count(sequence.begin)} to {count(sequence.begin + sequence.num_tokens)}"
+        source = f" (from {safe_text(sequence.source)})" if sequence.source else ""
+        text = f"document {count(sequence.document)}{source}, {span}"
+    else:
+        text = f"{safe_text(sequence.name)}: {plural(sequence.num_tokens, 'token')}"
+    if sequence.num_trained is not None:
+        text += trained_share(sequence.num_trained, sequence.num_tokens)
+    return text + ("" if sequence.reward is None else f", reward {sequence.reward:g}")
+
+
+def sample_lines(preview: Preview, sample: ShownSample, style: Style) -> list[str]:
+    """The sequences of a sample, each with a heading where there are several."""
+    is_pack = preview.max_seq_len is not None
+    lines = []
+    for sequence in sample.sequences:
+        if is_pack or len(sample.sequences) > 1:
+            lines.append(f"  -- {sequence_heading(sequence, is_piece=is_pack)}")
+        lines += sequence_lines(sequence, style)
+    if sample.num_pads:
+        lines.append(f"  -- {plural(sample.num_pads, 'pad')}")
+    for name, value in (sample.columns or {}).items():
+        lines.append(f"  {safe_text(name)}: {safe_text(as_json(value))}")
+    return lines
+
+
+def as_json(value: object) -> str:
+    """A value of a record in one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def sequence_lines(sequence: ShownSequence, style: Style) -> list[str]:
+    """The text, with the role and the position of what begins in a line before it."""
+    width = max((len(stretch.role) for stretch in sequence.stretches), default=0)
+    width = min(width, _MOST_ROLE_CHARS)
+    lines: list[str] = []
+    for turn in turns(sequence.stretches):
+        margin = f"  {turn[0].role[:width].rjust(width)}{'  ' if width else ''}{turn[0].position:>{_NUMBER_WIDTH}}  "
+        room = None if style.width is None else max(style.width - len(margin), _LEAST_ROOM)
+        for text in _lines_of(turn, style, room):
+            lines.append(f"{margin}{text}".rstrip() if not text else margin + text)
+            margin = " " * len(margin)
+    left_out = sequence.num_tokens - sequence.num_shown
+    if left_out:
+        lines.append(f"  ... {plural(left_out, 'token')} more")
+    return lines
+
+
+def turns(stretches: Sequence[Stretch]) -> Iterable[list[Stretch]]:
+    """Stretches in groups: a new one begins with a role, and where positions do not count on."""
+    turn: list[Stretch] = []
+    for stretch in stretches:
+        if turn and (stretch.role != turn[-1].role or stretch.position != turn[-1].position + len(turn[-1].ids)):
+            yield turn
+            turn = []
+        turn.append(stretch)
+    if turn:
+        yield turn
+
+
+def _lines_of(turn: Sequence[Stretch], style: Style, room: int | None) -> list[str]:
+    lines: list[list[tuple[str, Stretch]]] = [[]]
+    for _, alike in itertools.groupby(turn, style.key):
+        same = list(alike)
+        first, *rest = safe_lines("".join(stretch.text for stretch in same))
+        lines[-1].append((first, same[0]))
+        lines += [[(line, same[0])] for line in rest]
+    drawn = [text for line in lines for text in _wrapped(line, style, room)]
+    return drawn if drawn[-1] or len(drawn) == 1 else drawn[:-1]
+
+
+def _wrapped(line: Sequence[tuple[str, Stretch]], style: Style, room: int | None) -> list[str]:
+    """A line of the data as lines that fit, all but the first a little further to the right."""
+    if room is None:
+        return ["".join(style.piece(text, stretch) for text, stretch in line)]
+    found, left, is_empty = [""], room, True
+    for text, stretch in line:
+        marks = 0 if style.is_coloured else len(style.piece("x", stretch)) - 1
+        while text:
+            fits = _fitting(text, left - marks)
+            if fits < len(text):
+                fits = text.rfind(" ", 0, fits + 1) + 1 or (fits if is_empty else 0)
+            if fits:
+                found[-1] += style.piece(text[:fits], stretch)
+                left -= marks + sum(map(cell_len, text[:fits]))
+                text, is_empty = text[fits:], False
+            if text:
+                if is_empty:  # not even one character fits
+                    found[-1] += style.piece(text[0], stretch)
+                    text = text[1:]
+                found.append(_HANGING)
+                left, is_empty = room - len(_HANGING), True
+    return found if found[-1] != _HANGING else found[:-1]
+
+
+def _fitting(text: str, room: int) -> int:
+    """How many characters of a text fit into so many cells of a terminal."""
+    for place, character in enumerate(text):
+        room -= cell_len(character)
+        if room < 0:
+            return place
+    return len(text)
+
+
+_MOST_CHARS = 48
+EVIDENCE_HEADS = ("tokens", "bytes", "turn", "role", "region", "trained", "why", "text")
+
+
+def rendering_lines(rendering: Rendering, style: Style) -> list[str]:
+    """All that `headrace render` prints."""
+    lines = [safe_text(f"{rendering.input}, {rendering.place}: record {count(rendering.record)}")]
+    lines += listing([(name, safe_text(value)) for name, value in rendering_summary(rendering)])
+    for part in rendering.parts:
+        lines += ["", style.heading(safe_text(part_heading(part))), *_part_lines(part)]
+    for name, value in (rendering.columns or {}).items():
+        lines += [f"  {safe_text(name)}: {safe_text(as_json(value))}"]
+    for sequence in rendering.sequences:
+        lines += ["", style.heading(safe_text(rendered_heading(sequence))), f"  {style.legend}"]
+        lines += sequence_lines(sequence.shown, style)
+        lines += [f"  {safe_text(text)}" for text in remarks(sequence)]
+        lines += ["", *_table(sequence.evidence)]
+    return lines
+
+
+def rendering_summary(rendering: Rendering) -> list[tuple[str, str]]:
+    """The record in a few words; data among them."""
+    pairs = [
+        ("recipe", f"{rendering.recipe}, type {rendering.type}"),
+        ("layout", f"{rendering.layout} ({rendering.layout_why})" if rendering.layout else rendering.layout_why),
+        ("template", rendering.template or "none"),
+    ]
+    if rendering.outcome == "kept":
+        keys = ", ".join(f"{name} {count(number)}" for name, number in rendering.stored.items())
+        pairs.append(("stored", f"{plural(rendering.num_documents, 'document')}: {keys}"))
+    else:
+        reason = f"{rendering.reason}: " if rendering.reason else ""
+        pairs.append(("dropped" if rendering.outcome == "dropped" else "refused", f"{reason}{rendering.message}"))
+    if rendering.notes:
+        pairs.append(("counted", ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in rendering.notes.items())))
+    return pairs
+
+
+def part_heading(part: Part) -> str:
+    """A line about a text or a conversation."""
+    text = f"{part.name}: {plural(len(part.messages), 'message')}" if part.messages is not None else part.name
+    return text + ("" if part.reward is None else f", reward {part.reward:g}")
+
+
+def message_heading(part: Part, number: int) -> str:
+    """The role of a message, and its flag where the record has one."""
+    role = str((part.messages or [])[number].get("role"))
+    flag = part.train[number] if part.train else None
+    return role + ("" if flag is None else " (train: true)" if flag else " (train: false)")
+
+
+def message_fields(message: dict[str, object]) -> list[str]:
+    """A message without its role: the content as it is, other fields as JSON."""
+    content = message.get("content")
+    lines = [content if isinstance(content, str) else as_json(content)] if "content" in message else []
+    others = {name: value for name, value in message.items() if name not in ("role", "content")}
+    return lines + [f"{name}: {as_json(value)}" for name, value in others.items()]
+
+
+def extras(part: Part) -> list[tuple[str, str]]:
+    """What the template sees besides the messages."""
+    named = (("tools", part.tools), ("template arguments", part.template_kwargs))
+    return [(name, as_json(value)) for name, value in named if value]
+
+
+def rendered_heading(sequence: RenderedSequence) -> str:
+    """A line about a sequence."""
+    shown = sequence.shown
+    text = f"{shown.name}: {plural(shown.num_tokens, 'token')}"
+    return text + trained_share(shown.num_trained or 0, shown.num_tokens)
+
+
+def remarks(sequence: RenderedSequence) -> list[str]:
+    """What is stored of a sequence, where that is not simply all."""
+    found = []
+    for tokens, where in ((sequence.added_before, "before"), (sequence.added_after, "behind")):
+        if tokens:
+            found.append(f"put {where} it: {' '.join(tokens)}")
+    cut = sum(len(stretch.ids) for stretch in sequence.shown.stretches if not stretch.is_kept)
+    if cut:
+        found.append(f"not stored: {plural(cut, 'token')}")
+    return found + ([sequence.note] if sequence.note else [])
+
+
+def evidence_cells(row: EvidenceRow) -> tuple[str, ...]:
+    """A row of the table, its text apart."""
+    return (
+        f"{row.begin:,} to {row.end:,}",
+        f"{row.begin_bytes:,} to {row.end_bytes:,}",
+        str(row.message) if row.message >= 0 else "",
+        row.role,
+        row.region,
+        ("yes" if row.is_trained else "no") + ("" if row.is_kept else ", not stored"),
+        row.why,
+    )
+
+
+def _part_lines(part: Part) -> list[str]:
+    lines = []
+    for number, message in enumerate(part.messages or []):
+        heading = safe_text(message_heading(part, number))
+        lines.append(f"  {number} {heading}")
+        lines += [f"      {line}" for field in message_fields(message) for line in safe_lines(field)]
+    if part.text is not None:
+        lines += [f"  {line}" for line in safe_lines(part.text)]
+    lines += [f"  {name}: {safe_text(value)}" for name, value in extras(part)]
+    if part.rendered is not None:
+        lines += ["  rendered:", *(f"      {line}" for line in safe_lines(part.rendered))]
+    return lines
+
+
+def _table(rows: Sequence[EvidenceRow]) -> list[str]:
+    texts = [safe_text(row.text) for row in rows]
+    shown = [text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 4]} ..." for text in texts]
+    cells = [
+        EVIDENCE_HEADS,
+        *((*map(safe_text, evidence_cells(row)), text) for row, text in zip(rows, shown, strict=True)),
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    ]

@@ -1,0 +1,388 @@
+"""A metadataset in numbers (weights, shares, samples, tokens, epochs), and its checks.
+
+A check covers what the file says, its joins, and every dataset it names, once each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.datasets.dataset import Dataset
+from headrace.datasets.media import JoinedMediaDataset
+from headrace.datasets.media.file_stores import FILESYSTEM
+from headrace.datasets.metadataset import (
+    JoinedSource,
+    Metadataset,
+    Mixed,
+    Source,
+    SourceOptions,
+    Tree,
+    load_dataset,
+    sources,
+)
+from headrace.datasets.metadataset.metadataset import build
+from headrace.datasets.mix import joined, named_datasets, node_of
+from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
+from headrace.inspect.samples import SampleOptions, closed, options_of, plain_dataset
+from headrace.inspect.store_checks import Verdict, check_store
+from headrace.plan import BatchSchedule, Branch, Leaf, Limit, Node, Repeat, Schedule
+from headrace.stores import Problem
+from headrace.stores.sample_layouts import sample_layout
+
+
+class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a mix.
+
+    Attributes:
+        name: its part of the path.
+        kind: ``source``, ``join``, or how it mixes what is below it.
+        number: its weight, or in a ``blend_epochized`` its repetitions, as it is written; None of the root, in a
+            ``concat`` and under a schedule.
+        share: of the samples of the whole mix, in the long run; under a schedule by its last piece.
+        samples: of a pass; None where there is no end.
+        limit: samples that a pass is limited to.
+        path: of a source; of a join of all its datasets.
+        split_part: of a source.
+        subset: the first sample and the one after the last, of a source of which a part is taken.
+        subflavors: of a source.
+        tokens: of an epoch of a source, where they are known.
+        seen: samples that it has given after the steps asked for.
+        epochs: the same in passes through a source.
+        schedule: of a blend, (until, weights by name, whether they ramp) of each piece.
+        children: what it mixes.
+    """
+
+    name: str
+    kind: Literal["source", "join", "blend", "blend_epochized", "concat"]
+    number: float | None
+    share: float
+    samples: int | None
+    limit: int | None = None
+    path: str | None = None
+    split_part: str | None = None
+    subset: tuple[int, int] | None = None
+    subflavors: dict[str, Any] | None = None
+    tokens: int | None = None
+    seen: int | None = None
+    epochs: float | None = None
+    schedule: tuple[tuple[str | None, dict[str, float], bool], ...] = ()
+    children: tuple[NodeNumbers, ...] = ()
+
+
+class MetadatasetNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """All that ``headrace info`` says of a metadataset.
+
+    Attributes:
+        path: the file.
+        splits: name -> its mix in training.
+        steps: after which ``seen`` and ``epochs`` are counted, or None.
+        global_batch_size: of these steps.
+    """
+
+    path: str
+    splits: dict[str, NodeNumbers]
+    steps: int | None
+    global_batch_size: int | None
+
+
+def metadataset_numbers(path: str, *, steps: int | None, global_batch_size: int | None) -> MetadatasetNumbers:
+    """Open all datasets of a metadataset, and count. No sample is read, and nothing that a file names is imported.
+
+    Raises:
+        HeadraceError: a file is missing or says something impossible; names the place.
+    """
+    if steps is not None and (steps < 0 or global_batch_size is None):
+        raise ConfigError(f"--steps {steps}: is 0 or more, and needs --global-batch-size")
+    if global_batch_size is not None and global_batch_size < 1:
+        raise ConfigError(f"--global-batch-size is at least 1, found {global_batch_size}")
+    metadataset = load_dataset(path)
+    splits = {
+        name: _split_numbers(metadataset, name, steps=steps, global_batch_size=global_batch_size)
+        for name in metadataset.splits
+    }
+    return MetadatasetNumbers(path=path, splits=splits, steps=steps, global_batch_size=global_batch_size)
+
+
+def _split_numbers(
+    metadataset: Metadataset, split: str, *, steps: int | None, global_batch_size: int | None
+) -> NodeNumbers:
+    data = metadataset.train(split, options=SourceOptions(open=plain_dataset), global_batch_size=global_batch_size)
+    root = node_of("", data)
+    seen = None
+    if steps is not None and global_batch_size is not None:
+        seen = _given(root, BatchSchedule.of(global_batch_size).begin(steps))
+    counting = _Counting(named_datasets(data), seen)
+    try:
+        return counting.numbers(metadataset.tree(split), root, "", name=split, number=None, share=1.0)
+    finally:
+        for dataset in counting.datasets.values():
+            closed(dataset)
+
+
+class _Counting:
+    """Walks along what a metadataset says and the nodes of the plan that it became."""
+
+    def __init__(self, datasets: Mapping[str, Dataset], seen: Mapping[str, int] | None) -> None:
+        self.datasets = datasets
+        self._seen = seen
+
+    def numbers(
+        self, tree: Tree, node: Node, path: str, *, name: str, number: float | None, share: float
+    ) -> NodeNumbers:
+        limit = None
+        samples = node.num_samples
+        while isinstance(node, Limit | Repeat):
+            if isinstance(node, Limit):
+                limit = node.num_samples if limit is None else min(limit, node.num_samples)
+            node = node.child
+        common: dict[str, Any] = {"name": name, "number": number, "share": share, "samples": samples, "limit": limit}
+        if not isinstance(tree, Mixed):
+            assert isinstance(node, Leaf)
+            return NodeNumbers(**common, **self._source(tree, node))
+        assert not isinstance(node, Leaf)
+        shares = _shares(node, tree)
+        children = tuple(
+            self.numbers(
+                child,
+                _child(node, joined(path, child_name)),
+                joined(path, child_name),
+                name=child_name,
+                number=None if tree.schedule or tree.kind == "concat" else tree.numbers[at],
+                share=share * shares.get(joined(path, child_name), 0.0),
+            )
+            for at, (child_name, child) in enumerate(zip(tree.names, tree.children, strict=True))
+        )
+        seen = None if self._seen is None else sum(child.seen or 0 for child in children)
+        pieces = tuple(
+            (
+                None if piece.until is None else f"{piece.until[0]} {piece.until[1]}",
+                dict(zip(tree.names, piece.weights, strict=True)),
+                piece.ramp,
+            )
+            for piece in tree.schedule
+        )
+        return NodeNumbers(**common, kind=tree.kind, seen=seen, schedule=pieces, children=children)
+
+    def _source(self, tree: Source | JoinedSource, leaf: Leaf) -> dict[str, Any]:
+        dataset = self.datasets[leaf.path]
+        seen = None if self._seen is None else self._seen.get(leaf.path, 0)
+        found = {
+            "subset": None if tree.subset is None else (leaf.first_sample, leaf.first_sample + leaf.num_samples),
+            "tokens": round(dataset.num_tokens_per_sample * leaf.num_samples) if dataset.has_tokens else None,
+            "seen": seen,
+            "epochs": None if seen is None else seen / leaf.num_samples,
+        }
+        if isinstance(tree, JoinedSource):
+            paths = " + ".join(column.path for column in tree.columns)
+            return {**found, "kind": "join", "path": paths, "split_part": tree.columns[0].split_part}
+        more = {"path": tree.path, "split_part": tree.split_part, "subflavors": tree.subflavors}
+        return {**found, "kind": "source", **more}
+
+
+def _given(node: Node, num_ranks: int) -> Counter[str]:
+    """How many samples each source gave among the first of a node, without those that a limit left out."""
+    if isinstance(node, Leaf):
+        return Counter({node.path: num_ranks})
+    given: Counter[str] = Counter()
+    if isinstance(node, Schedule):
+        ends = [*node.begins.tolist()[1:], num_ranks]
+        for child, begin, end in zip(node.children, node.begins.tolist(), ends, strict=True):
+            given.update(_given(child, max(0, min(end, num_ranks) - begin)))
+    elif isinstance(node, Limit) and node.num_samples < (node.child.num_samples or 0):
+        # Every pass begins as the first one does, but for a sample or two where passes below are not as long.
+        passes, within = divmod(num_ranks, node.num_samples)
+        first = _given(node.child, node.num_samples)
+        given.update({path: passes * count for path, count in first.items()})
+        given.update(_given(node.child, within))
+    else:
+        for child, count in zip(node.children, node.counts(num_ranks), strict=True):
+            given.update(_given(child, count))
+    return given
+
+
+def _child(node: Node, path: str) -> Node:
+    """The child at a path; of a schedule that of the first piece which has it."""
+    if isinstance(node, Schedule):
+        branches = [child for child in node.children if not isinstance(child, Leaf)]
+        return next(child for branch in branches for child in branch.children if child.path == path)
+    assert not isinstance(node, Leaf)
+    return next(child for child in node.children if child.path == path)
+
+
+def _shares(node: Node, tree: Mixed) -> dict[str, float]:
+    """Path of a child -> its share of what this node gives."""
+    if isinstance(node, Schedule):
+        return _shares(node.children[-1], tree)
+    assert not isinstance(node, Leaf)
+    counts = node.shares if isinstance(node, Branch) else [child.num_samples or 0 for child in node.children]
+    return {child.path: count / sum(counts) for child, count in zip(node.children, counts, strict=True)}
+
+
+class MixVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check of a metadataset found.
+
+    Attributes:
+        path: of the metadataset.
+        ok: whether it and all its datasets are whole.
+        problems: of the metadataset itself and of its joins; those of datasets are with them.
+        splits: that were checked.
+        joins: indices that were read.
+        datasets: each that it reaches, once, in whatever places.
+    """
+
+    path: str
+    ok: bool
+    problems: tuple[Problem, ...]
+    splits: tuple[str, ...]
+    joins: int
+    datasets: tuple[SampleVerdict | Verdict, ...]
+
+
+def check_mix(
+    path: str,
+    check: SampleCheck,
+    *,
+    on_read: Callable[[str, int], None],
+    on_decoded: Callable[[int, int], None],
+) -> MixVerdict:
+    """Check a metadataset and collect what is wrong.
+
+    Args:
+        path: of the ``.yaml``.
+        check: what else to check of samples; of its options the split part is that of the metadataset, None for all.
+        on_read: as of `check_samples`.
+        on_decoded: as of `check_samples`.
+
+    Raises:
+        StoreError: there is no such file, or it is no YAML.
+        ConfigError: it has keys or values that it cannot have, or no such split.
+        WorkerError: a process that decodes ended.
+    """
+    metadataset = load_dataset(path)
+    wanted = check.dataset.split_part
+    if wanted is not None and wanted not in metadataset.splits:
+        raise ConfigError(f"{path}: has no split {wanted!r}; its splits are {', '.join(metadataset.splits)}")
+    splits = metadataset.splits if wanted is None else (wanted,)
+    mix = _Mix(metadataset)
+    for split in splits:
+        mix.look(split)
+    verdicts = []
+    for place, options in mix.places:
+        try:
+            verdicts.append(_checked(place, msgspec.structs.replace(check, dataset=options), on_read, on_decoded))
+        except (ConfigError, StoreError) as error:
+            # There is nothing to judge, which opening it has told as well.
+            if place not in mix.unopened:
+                mix.add(Problem(path=place, place="", message=_without(str(error), place)))
+    problems = tuple(mix.problems)
+    return MixVerdict(
+        path=path,
+        ok=not problems and all(verdict.ok for verdict in verdicts),
+        problems=problems,
+        splits=splits,
+        joins=mix.joins,
+        datasets=tuple(verdicts),
+    )
+
+
+class _Mix:
+    """Goes through the splits of a metadataset, and notes what is wrong and which datasets there are.
+
+    Attributes:
+        problems: found so far, each once.
+        places: path of a dataset and how it is to be opened, each once.
+        unopened: paths of datasets that cannot be opened as the metadataset says.
+        joins: that were read.
+    """
+
+    def __init__(self, metadataset: Metadataset) -> None:
+        self._metadataset = metadataset
+        self._opened: dict[str, Dataset] = {}
+        self.problems: list[Problem] = []
+        self.places: list[tuple[str, SampleOptions]] = []
+        self.unopened: set[str] = set()
+        self.joins = 0
+
+    def look(self, split: str) -> None:
+        """Note what a split reaches, and whether it can be opened and put together."""
+        before = len(self.problems)
+        try:
+            tree = self._metadataset.tree(split)
+            for source in sources(tree):
+                self._look_at(source)
+            if len(self.problems) == before:
+                build(tree, self._dataset, training=False, schedule=None)
+        except HeadraceError as error:
+            self._say(str(error))
+        finally:
+            for dataset in self._opened.values():
+                closed(dataset)
+            self._opened.clear()
+
+    def add(self, problem: Problem) -> None:
+        """Note a problem, once however many splits have it."""
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def _say(self, message: str) -> None:
+        # Errors of metadatasets begin with file and place.
+        self.add(Problem(path=self._metadataset.path, place="", message=_without(message, self._metadataset.path)))
+
+    def _look_at(self, source: Source | JoinedSource) -> None:
+        found = list(_places(source))
+        self.places += [place for place in found if place not in self.places]
+        if isinstance(source, Source):
+            for name, aux in source.aux.items():
+                if not Path(folder := aux.removeprefix(FILESYSTEM)).exists():
+                    self._say(f"{source.where}: aux.{name}: nothing is at {folder}")
+        try:
+            # Opens it, and looks whether its range and its limits are of as many samples.
+            build(source, self._dataset, training=False, schedule=None)
+        except HeadraceError as error:
+            self._say(str(error))
+            self.unopened.update(path for path, _ in found)
+
+    def _dataset(self, source: Source | JoinedSource) -> Dataset:
+        if source.where not in self._opened:
+            dataset = SourceOptions(open=plain_dataset).dataset(source)
+            self._opened[source.where] = dataset
+            if isinstance(dataset, JoinedMediaDataset):
+                self.joins += 1
+                for problem in dataset.store.check():
+                    self.add(problem)
+        return self._opened[source.where]
+
+
+def _places(source: Source | JoinedSource) -> Iterator[tuple[str, SampleOptions]]:
+    """The datasets of a source, whole: of all parts, whichever of them the metadataset takes."""
+    if isinstance(source, JoinedSource):
+        for column in source.columns:
+            yield column.path, options_of(column)
+        return
+    yield source.path, options_of(source)
+    for aux in source.aux.values():
+        if not aux.startswith(FILESYSTEM) and sample_layout(aux) not in (None, "files"):
+            yield aux, SampleOptions()
+
+
+def _checked(
+    path: str,
+    check: SampleCheck,
+    on_read: Callable[[str, int], None],
+    on_decoded: Callable[[int, int], None],
+) -> SampleVerdict | Verdict:
+    def on_shard(number: int, num_shards: int, shard: str, num_bytes: int) -> None:
+        on_read(shard, num_bytes)
+
+    found = check_samples(path, check, on_read=on_read, on_decoded=on_decoded)
+    return check_store(path, tokenizer=None, on_shard=on_shard) if found is None else found
+
+
+def _without(message: str, path: str) -> str:
+    return message.removeprefix(f"{path}: ")

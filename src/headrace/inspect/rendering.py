@@ -1,0 +1,503 @@
+"""A recipe and the number of a record -> the record on its way to the store, as a `Rendering`.
+
+The record is read again from the inputs and goes through the maker that a run of the recipe would use: layout,
+messages, rendered text, tokens, which of them are trained and why, and what is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from headrace.errors import ConfigError, HeadraceError, InputError
+from headrace.inspect.shown import EvidenceRow, Outcome, Part, RenderedSequence, Rendering, ShownSequence, Stretch
+from headrace.inspect.token_texts import TokenGroup, runs, texts_of
+from headrace.prepare.messages import Making
+from headrace.prepare.record_encoder import make_maker
+from headrace.prepare.resolving import find_template, find_tokenizer, with_inputs
+from headrace.prepare.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
+from headrace.prepare.tokenizer import find_end_names
+from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
+from headrace.samples.layouts import NUM_RECORDS, Sample
+from headrace.samples.maker import Explained, Made, SampleMaker
+from headrace.samples.masking import DroppedError, TokenEvidence
+from headrace.samples.masking.results import SUPERVISION_CUT
+from headrace.samples.recipe import LengthSpec, Recipe, load_recipe, resolve_layout, with_now
+from headrace.samples.recipe.recipe import lengths_key
+from headrace.samples.templates import ChatTemplate
+
+
+def parts_of(sample: object) -> tuple[Part, ...]:
+    """All of it; nothing of a record that is read field by field."""
+    if isinstance(sample, Text):
+        return (_part("text", sample.text),)
+    if isinstance(sample, Conversation):
+        return (_part("messages", sample),)
+    if isinstance(sample, Completion):
+        return (_part("prompt", sample.prompt), _part("completion", sample.completion))
+    if isinstance(sample, Preference):
+        prompt = () if sample.prompt is None else (_part("prompt", sample.prompt),)
+        return (*prompt, _part("chosen", sample.chosen), _part("rejected", sample.rejected))
+    if isinstance(sample, Prompt):
+        return (_part("prompt", sample.prompt),)
+    if isinstance(sample, Group):
+        responses = zip(sample.responses, sample.rewards, strict=True)
+        return (
+            _part("prompt", sample.prompt),
+            *(_part(f"response {number}", text, reward) for number, (text, reward) in enumerate(responses)),
+        )
+    return ()
+
+
+def columns_of(sample: object) -> dict[str, Any] | None:
+    """What is passed through beside a prompt; of a record that is read field by field all of it."""
+    if isinstance(sample, Prompt):
+        return sample.columns
+    return dict(sample) if isinstance(sample, Mapping) else None
+
+
+def _part(name: str, value: Conversation | str, reward: float | None = None) -> Part:
+    if isinstance(value, str):
+        return Part(name=name, text=value, reward=reward)
+    return Part(
+        name=name,
+        messages=value.messages,
+        tools=value.tools,
+        template_kwargs=value.template_kwargs,
+        train=value.train,
+        reward=reward,
+    )
+
+
+class OpenedMaker(NamedTuple):
+    """A maker, and what it was made of."""
+
+    maker: SampleMaker
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+def open_maker(recipe: Recipe, source: int, tokenizer: str | None = None) -> OpenedMaker:
+    """The maker for input number ``source`` of a recipe whose layouts are said.
+
+    Args:
+        recipe: the recipe.
+        source: number of the input.
+        tokenizer: where the recipe names none.
+
+    Raises:
+        ConfigError: there is no tokeniser, it or the template cannot be read, or the maker refuses the recipe.
+    """
+    loaded, folder = find_tokenizer(recipe, tokenizer)
+    recipe, setup = find_template(recipe, folder, {})
+    making = Making(
+        recipe=msgspec.json.encode(recipe),
+        sources=(source,),
+        template=None if setup is None else msgspec.json.encode(setup),
+        special_tokens=find_end_names(loaded, folder, setup).tokens,
+    )
+    return OpenedMaker(
+        make_maker(making, loaded.json, source=source),
+        loaded.instance(),
+        None if setup is None else ChatTemplate(setup),
+    )
+
+
+OnRecords = Callable[[int], None]
+
+
+class FoundRecord(NamedTuple):
+    """A record, where it is, and the first records of its input, by which the layout is known."""
+
+    record: Any
+    source: int
+    """Number of the input in the recipe."""
+
+    input: str
+    place: str
+    first: list[Any]
+
+
+def find_record(recipe: Recipe, number: int, on_records: OnRecords | None = None) -> FoundRecord:
+    """Record ``number``, counted from 0 over all inputs in their order, bad ones included and blank lines not.
+
+    Reads the inputs up to it.
+
+    Raises:
+        ConfigError: there is no such record, or no such file.
+        InputError: the record cannot be read.
+    """
+    if number < 0:
+        raise ConfigError(f"--record {number}: records are counted from 0")
+    reached = 0
+    for source, spec in enumerate(recipe.inputs):
+        first: list[Any] = []
+        found: tuple[Any, str, str] | None = None
+        paths = [spec.paths] if isinstance(spec.paths, str) else list(spec.paths)
+        for name, place, record in _records(paths):
+            if reached == number:
+                if isinstance(record, _Bad):
+                    raise InputError(f"{name}, {place}: {record.message}")
+                found = (record, name, place)
+            if not isinstance(record, _Bad) and len(first) < NUM_RECORDS:
+                first.append(record)
+            reached += 1
+            if on_records is not None:
+                on_records(reached)
+            if found is not None and len(first) >= NUM_RECORDS:
+                break
+        if found is not None:
+            return FoundRecord(found[0], source, found[1], found[2], first)
+    raise ConfigError(f"--record {number}: the inputs have {reached:,} records, counted from 0")
+
+
+class _Bad(NamedTuple):
+    message: str
+
+
+def _records(paths: list[str]) -> Iterator[tuple[str, str, Any]]:
+    """File, place in words and record, or a `_Bad` in its stead."""
+    spec = RecordSpec(fields=(), whole=True, lists=True)
+    for file in find_inputs(paths, spec=spec):
+        unit = record_noun(file.format, spec.sample_by)
+        for line, record in _of_file(file, spec):
+            yield file.name, f"{unit} {line + counted_from(unit):,}", record
+
+
+def _of_file(file: SourceFile, spec: RecordSpec) -> Iterator[tuple[int, Any]]:
+    for block in open_span(file, Span(0, 0, file.extent), spec).blocks():
+        good = zip(block.lines.tolist(), block.records or [], strict=True)
+        bad = ((entry.line, _Bad(entry.message)) for entry in block.bad)
+        yield from sorted([*good, *bad], key=lambda entry: entry[0])
+
+
+_MOST_ADDED = 2
+"""Tokens that may be put at either end of a sequence."""
+
+
+class Kept(NamedTuple):
+    """Which tokens of a sequence are stored, and the ids that are put before and behind them."""
+
+    is_kept: NDArray[np.bool_]
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+def kept_tokens(
+    whole: NDArray[Any], stored: NDArray[Any], *, from_end: bool, borders: Collection[int] = ()
+) -> Kept | None:
+    """Which of the tokens ``whole`` are ``stored``; None where they are other tokens.
+
+    Stored is one stretch of them or, where exchanges were taken out of the middle, a beginning and an end; up to two
+    tokens at either end may be added ones. ``from_end``: of several such stretches the last one; ``borders``: where
+    messages begin, which is where exchanges are taken out.
+    """
+    size = len(stored)
+    for before in range(min(_MOST_ADDED, size) + 1):
+        for after in range(min(_MOST_ADDED, size - before) + 1):
+            core = stored[before : size - after]
+            place = _find(core, whole, from_end=from_end)
+            if place is not None:
+                is_kept = np.zeros(len(whole), np.bool_)
+                is_kept[place : place + len(core)] = True
+                return Kept(is_kept, tuple(stored[:before].tolist()), tuple(stored[size - after :].tolist()))
+    for before in range(min(_MOST_ADDED, size) + 1):
+        core = stored[before:]
+        if len(core) > len(whole):
+            continue
+        begin = _num_equal(core, whole[: len(core)])
+        end = _num_equal(core[::-1], whole[::-1][: len(core)])
+        if begin + end >= len(core):
+            # Where the texts of messages are alike, several places would do.
+            places = range(len(core) - end, begin + 1)
+            place = next((place for place in places if place in borders), places[0])
+            is_kept = np.zeros(len(whole), np.bool_)
+            is_kept[:place] = True
+            is_kept[len(whole) - (len(core) - place) :] = True
+            return Kept(is_kept, tuple(stored[:before].tolist()))
+    return None
+
+
+def _num_equal(one: NDArray[Any], other: NDArray[Any]) -> int:
+    """How many values are equal from the beginning on."""
+    return int(np.argmin(np.append(one == other, False)))
+
+
+def _find(part: NDArray[Any], whole: NDArray[Any], *, from_end: bool) -> int | None:
+    """Where the values of an array stand in another one, or None."""
+    needle, hay = part.astype("<i8"), whole.astype("<i8")
+    find = hay.tobytes().rfind if from_end else hay.tobytes().find
+    first, last = 0, hay.nbytes
+    while True:
+        place = find(needle.tobytes(), first, last)
+        if place < 0 or place % hay.itemsize == 0:
+            return None if place < 0 else place // hay.itemsize
+        # Bytes that happen to be equal across the borders of values.
+        first, last = (first, place + needle.nbytes - 1) if from_end else (place + 1, last)
+
+
+Rows = dict[str, list[NDArray[Any]]]
+_RESPONSES = "responses"
+
+
+def rendered_sequences(
+    explained: Sequence[Explained], stored: Rows, tokenizer: Tokenizer, length: LengthSpec
+) -> tuple[RenderedSequence, ...]:
+    """One for each that the record asks for, with which of its tokens are ``stored``."""
+    special = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    cut_at_begin = length.truncate in ("keep_end", "keep_last_turns") and length.first_tokens is None
+    wanted = Counter(one.key for one in explained)
+    taken: Counter[str] = Counter()
+    found = []
+    for one in explained:
+        number = taken[one.key]
+        taken[one.key] += 1
+        rows = stored.get(one.key, [])
+        row = rows[number] if len(rows) == wanted[one.key] else None
+        kept = None
+        if row is not None:
+            from_end = cut_at_begin or one.key == _RESPONSES
+            kept = kept_tokens(one.sample.ids, row, from_end=from_end, borders=_message_begins(one))
+        if kept is not None and one.key == _RESPONSES:
+            # What stands before a response is its prompt, which has a key of its own.
+            kept.is_kept[: int(np.argmax(kept.is_kept))] = True
+        name = one.key if wanted[one.key] == 1 else f"{one.key.removesuffix('s')} {number}"
+        found.append(_rendered(one, name, special, tokenizer, row, kept))
+    return tuple(found)
+
+
+def _message_begins(one: Explained) -> set[int]:
+    if one.sample.evidence is None:
+        return set()
+    return {begin for begin, _ in runs(one.sample.evidence.messages.tolist())}
+
+
+def stored_rows(maker: SampleMaker, made: Made) -> Rows:
+    """By key of ids, by our names, the sequences that are stored, in the order in which they were asked for."""
+    names = {key.name: key.stored for key in maker.keys}
+    found = {}
+    for key in maker.keys:
+        if key.kind != "ids" or not len(made):
+            continue
+        values, lengths = made.arrays[key.stored]
+        if lengths_key(key.name) in names:
+            lengths = made.arrays[names[lengths_key(key.name)]].values
+        found[key.name] = np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
+    return found
+
+
+def first_or_last(rows: Rows, length: LengthSpec) -> Rows:
+    """The rows as their limits cut them, whatever that leaves."""
+
+    def cut(row: NDArray[Any]) -> NDArray[Any]:
+        row = row[: length.first_tokens]
+        if length.max_tokens is None or len(row) <= length.max_tokens:
+            return row
+        return row[-length.max_tokens :] if length.truncate == "keep_end" else row[: length.max_tokens]
+
+    return {key: list(map(cut, some)) for key, some in rows.items()}
+
+
+def _rendered(
+    one: Explained,
+    name: str,
+    special: frozenset[int],
+    tokenizer: Tokenizer,
+    stored: NDArray[Any] | None,
+    kept: Kept | None,
+) -> RenderedSequence:
+    evidence = one.sample.evidence
+    if evidence is None:
+        raise HeadraceError("there is no evidence. This is a defect of Headrace: please report it.")
+    tokens = list(evidence.tokens(one.sample))
+    is_kept = [True] * len(tokens) if kept is None else kept.is_kept.tolist()
+    facts = [
+        (token.message, token.role, token.region, token.is_trained, token.why, keep)
+        for token, keep in zip(tokens, is_kept, strict=True)
+    ]
+    alike = [(fact, token.id in special) for fact, token in zip(facts, tokens, strict=True)]
+    texts = texts_of(_groups(one.text.encode(), tokens), alike)
+    stretches = tuple(
+        Stretch(
+            begin=begin,
+            position=begin,
+            ids=tuple(token.id for token in tokens[begin:end]),
+            texts=tuple(texts[begin:end]),
+            is_trained=tokens[begin].is_trained,
+            is_special=tokens[begin].id in special,
+            role=tokens[begin].role,
+            is_kept=is_kept[begin],
+        )
+        for begin, end in runs(alike)
+    )
+    rows = tuple(
+        _row(begin, tokens[begin:end], is_kept=is_kept[begin], text="".join(texts[begin:end]))
+        for begin, end in runs(facts)
+    )
+    note = ""
+    if stored is not None and kept is None:
+        note = f"it was encoded anew, so that it is not shown which tokens are stored: {len(stored):,} are"
+    return RenderedSequence(
+        text=one.text,
+        shown=ShownSequence(
+            name=name,
+            document=0,
+            num_tokens=len(tokens),
+            num_trained=one.sample.num_supervised,
+            stretches=stretches,
+        ),
+        evidence=rows,
+        num_stored=None if stored is None else len(stored),
+        added_before=() if kept is None else _names(tokenizer, kept.before),
+        added_after=() if kept is None else _names(tokenizer, kept.after),
+        note=note,
+    )
+
+
+def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
+    return tuple(tokenizer.id_to_token(number) or str(number) for number in ids)
+
+
+def _row(begin: int, tokens: Sequence[TokenEvidence], *, is_kept: bool, text: str) -> EvidenceRow:
+    first = tokens[0]
+    return EvidenceRow(
+        begin=begin,
+        end=begin + len(tokens),
+        begin_bytes=first.begin_bytes,
+        end_bytes=max(token.end_bytes for token in tokens),
+        message=first.message,
+        role=first.role,
+        region=first.region.name.lower().replace("_", " "),
+        is_trained=first.is_trained,
+        why=first.words,
+        is_kept=is_kept,
+        text=text,
+    )
+
+
+def _groups(data: bytes, tokens: Sequence[TokenEvidence]) -> list[TokenGroup]:
+    """The tokens of a text; a group ends where a character does. Bytes of no token are with the one before them."""
+    found: list[TokenGroup] = []
+    begin = reached = 0
+    for place, token in enumerate(tokens):
+        reached = max(reached, token.end_bytes)
+        is_last = place + 1 == len(tokens)
+        until = len(data) if is_last else tokens[place + 1].begin_bytes
+        is_inside = until < reached or (until < len(data) and data[until] & 0xC0 == 0x80)
+        if is_inside and not is_last:
+            continue
+        own = tokens[begin : place + 1]
+        first = own[0].begin_bytes if found else 0
+        alone = (data[one.begin_bytes : one.end_bytes].decode(errors="backslashreplace") for one in own)
+        text = data[first:until].decode(errors="backslashreplace")
+        found.append(TokenGroup(begin, place + 1, text, tuple(alone) if len(own) > 1 else ()))
+        begin = place + 1
+    return found
+
+
+def render_record(
+    recipe_path: str | os.PathLike[str],
+    number: int,
+    *,
+    input_path: str | None = None,
+    tokenizer: str | None = None,
+    now: str | None = None,
+    on_records: OnRecords | None = None,
+) -> Rendering:
+    """Record ``number`` of a recipe's inputs: its layout, messages, text, tokens, mask, and the evidence for them.
+
+    A record that the recipe drops or refuses is shown as far as it comes, with the reason.
+
+    Args:
+        recipe_path: of YAML or JSON.
+        number: counted from 0 over all inputs.
+        input_path: a file in place of the recipe's only input.
+        tokenizer: where the recipe names none.
+        now: the time that the template sees, of ISO 8601; by default the one there is.
+        on_records: called with the number of records read so far.
+
+    Raises:
+        ConfigError: the recipe is wrong, or there is no such record.
+        InputError: the record is no JSON.
+    """
+    recipe = load_recipe(recipe_path)
+    if now is not None:
+        recipe = with_now(recipe, now, os.fspath(recipe_path))
+    recipe = with_inputs(recipe, [] if input_path is None else [input_path])
+    found = find_record(recipe, number, on_records)
+    layout, why = "", "the recipe says sections, field by field"
+    if not recipe.by_sections:
+        recipe, recognised = resolve_layout(recipe, found.first, source=found.source)
+        layout = recipe.inputs[found.source].layout
+        why = "the recipe says so" if recognised is None else recognised.why
+        if recognised is not None and recognised.alternatives:
+            why += f"; {', '.join(recognised.alternatives)} would fit too, and gave way"
+    maker, encoder, template = open_maker(recipe, found.source, tokenizer)
+    sample, explained = _explained(maker, found.record)
+    made = maker.make([found.record])
+    parts = () if sample is None else parts_of(sample)
+    if not explained and template is not None:
+        parts = tuple(_with_text(part, template, recipe) for part in parts)
+    outcome, reason, message = _outcome(made)
+    rows = stored_rows(maker, made)
+    if reason == SUPERVISION_CUT:
+        # Nothing is stored, and what the cut would leave is what the reader has to see.
+        unlimited = open_maker(msgspec.structs.replace(recipe, length=LengthSpec()), found.source, tokenizer).maker
+        rows = first_or_last(stored_rows(unlimited, unlimited.make([found.record])), recipe.length)
+    return Rendering(
+        recipe=os.fspath(recipe_path),
+        type=recipe.type,
+        input=found.input,
+        record=number,
+        place=found.place,
+        layout=layout,
+        layout_why=why,
+        template="" if template is None else template.source,
+        source=found.record,
+        parts=parts,
+        columns=None if sample is None else columns_of(sample),
+        outcome=outcome,
+        reason=reason,
+        message=message,
+        sequences=rendered_sequences(explained, rows, encoder, recipe.length),
+        notes=made.counts.notes,
+        stored={key: len(ragged.values) for key, ragged in made.arrays.items() if len(made)},
+        num_documents=len(made),
+    )
+
+
+def _explained(maker: SampleMaker, record: Any) -> tuple[Sample | None, list[Explained]]:
+    """As far as it comes; what stands in the way is found again when the record is made."""
+    sample = None
+    try:
+        sample = maker.sample(record)
+        return sample, maker.explain(record)
+    except (InputError, DroppedError):
+        return sample, []
+
+
+def _outcome(made: Made) -> tuple[Outcome, str, str]:
+    if made.bad:
+        return "bad", "", made.bad[0].message
+    if made.dropped:
+        return "dropped", made.dropped[0].reason, made.dropped[0].message
+    return "kept", "", ""
+
+
+def _with_text(part: Part, template: ChatTemplate, recipe: Recipe) -> Part:
+    """The part with its text, to be seen where it was refused later on."""
+    if part.messages is None:
+        return part
+    kwargs = {**(recipe.template.kwargs if recipe.template is not None else {}), **part.template_kwargs}
+    conversation = Conversation(messages=part.messages, tools=part.tools, template_kwargs=kwargs)
+    try:
+        return msgspec.structs.replace(part, rendered=template.render_conversation(conversation).text)
+    except InputError:
+        return part

@@ -1,0 +1,535 @@
+"""The checks of a store of samples; with ``--decode``, every part of every sample is decoded in worker processes."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from headrace.errors import HeadraceError, InputError, MissingExtraError, SampleError, StoreError, WorkerError
+from headrace.inspect.sample_preview import field_map_of
+from headrace.inspect.samples import SampleOptions, open_sample_store, total_bytes
+from headrace.io import PreadReader
+from headrace.io.readers import ByteArray, IntArray
+from headrace.prepare.energon.state import STATE_NAME, load_state, state_problems
+from headrace.prepare.energon.work import WORK_NAME
+from headrace.samples.media import AVDecoder, SampleDecoder
+from headrace.samples.media.decoding.av_streams import audio_stream, open_container, video_stream
+from headrace.samples.media.decoding.decoder import MAX_PIXELS
+from headrace.samples.media.decoding.failing import reraise
+from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parts_of
+from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
+from headrace.stores.energon import EnergonStore, Splits
+from headrace.stores.energon.config_file import META_FOLDER
+from headrace.stores.energon.splits import find_splits
+from headrace.stores.quarantine import BadSample
+from headrace.stores.sample_layouts import sample_layout
+from headrace.stores.sample_store import RawSample, SampleStore
+from headrace.stores.tar.index import index_path
+
+TASK_SAMPLES: Final = 64
+MAX_NAMED: Final = 1000
+"""Faults that are named one by one; the rest is counted."""
+
+
+class Decoded(msgspec.Struct, frozen=True, kw_only=True):
+    """How many samples and parts were decoded, and what was wrong with the others."""
+
+    samples: int
+    faulty_samples: int
+    parts: dict[str, int]
+    """Name of the part -> how many were decoded."""
+
+    faulty_parts: dict[str, int]
+    bad: tuple[BadSample, ...]
+    """Samples with a part at fault."""
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """Of one task."""
+
+    samples: int
+    faulty_samples: int
+    parts: dict[str, int]
+    faulty_parts: dict[str, int]
+    problems: list[Problem]
+    bad: list[BadSample]
+
+
+class _Task:
+    """Decodes ranges of samples; pickles."""
+
+    def __init__(self, store: SampleStore, exclude: frozenset[str]) -> None:
+        self.store = store
+        self._exclude = exclude
+        self._fields = field_map_of(store)
+        self._parts = None if self._fields is None else parts_of(self._fields)
+        self._decoder = SampleDecoder(image_decode="rgb8")
+
+    def run(self, first: int, end: int) -> _Result:
+        result = _Result(0, 0, {}, {}, [], [])
+        samples = faulty = 0
+        for number in range(first, end):
+            problems = self._sample(number, result)
+            samples += problems is not None
+            faulty += bool(problems)
+            result.problems.extend(problems or ())
+        return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
+
+    def _sample(self, number: int, result: _Result) -> list[Problem] | None:
+        """What is wrong with a sample; None: it is excluded."""
+        try:
+            raw = self.store.read(np.array([number]), self._parts)[0]
+        except HeadraceError as error:
+            return [Problem(path=self.store.path, place=f"sample {number}", message=str(error))]
+        if raw.shard in self._exclude or f"{raw.shard}/{raw.key}" in self._exclude:
+            return None
+        values: dict[str, Any] = {}
+        problems = []
+        for name, data in raw.parts.items():
+            try:
+                values[name] = self._decode(name, data)
+                result.parts[name] = result.parts.get(name, 0) + 1
+            except MissingExtraError:
+                raise
+            except HeadraceError as error:
+                result.faulty_parts[name] = result.faulty_parts.get(name, 0) + 1
+                problems.append(self._problem(raw, number, name, error))
+        if self._fields is not None and not problems:
+            try:
+                _make_fields(self._fields, raw, values)
+            except InputError as error:
+                problems.append(self._problem(raw, number, getattr(error, "part", None), error))
+        if problems:
+            result.bad.append(BadSample(shard=raw.shard, index=raw.index, key=raw.key, reason=problems[0].message))
+        return problems
+
+    def _decode(self, name: str, data: bytes) -> Any:
+        value = self._decoder.decode(name, data)
+        if isinstance(value, AVDecoder):
+            try:
+                decode_media(value.data)
+            except Exception as error:
+                reraise(name, error)
+        return value
+
+    def _problem(self, raw: RawSample, number: int, part: str | None, error: HeadraceError) -> Problem:
+        place = self.store.places(number).get(part or "")
+        path = self.store.path if place is None else place.file
+        byte = "" if place is None else f", byte {place.offset}"
+        where = "" if part is None else f", part {part!r}{byte}"
+        message = error.reason if isinstance(error, SampleError) else str(error)
+        return Problem(path=path, place=f"sample {raw.index}, key {raw.key!r}{where}", message=message)
+
+
+def decode_all(
+    store: SampleStore,
+    *,
+    exclude: frozenset[str] = frozenset(),
+    workers: int,
+    on_samples: Callable[[int], None],
+    on_problem: Callable[[Problem], None],
+) -> Decoded:
+    """Decode the parts that the field map of the ``dataset.yaml`` names, or else all that are there.
+
+    Args:
+        store: pickles.
+        exclude: ``"<shard>"`` or ``"<shard>/<key>"`` of samples to pass over.
+        workers: processes; with one it is done in this process.
+        on_samples: called now and then with the number of samples that are done.
+        on_problem: called for each fault, in the order of the store.
+
+    Raises:
+        WorkerError: a process ended, as codecs written in C can make it; says between which samples.
+        MissingExtraError: what decodes a part is not installed.
+    """
+    samples = faulty = unnamed = named = 0
+    bad: list[BadSample] = []
+    parts: collections.Counter[str] = collections.Counter()
+    faulty_parts: collections.Counter[str] = collections.Counter()
+    for result in _results(_Task(store, exclude), workers):
+        samples += result.samples
+        faulty += result.faulty_samples
+        bad += result.bad
+        parts.update(result.parts)
+        faulty_parts.update(result.faulty_parts)
+        for problem in result.problems:
+            if named < MAX_NAMED:
+                on_problem(problem)
+                named += 1
+            else:
+                unnamed += 1
+        on_samples(samples)
+    if unnamed:
+        on_problem(Problem(path=store.path, place="", message=f"{unnamed:,} more parts at fault"))
+    return Decoded(
+        samples=samples,
+        faulty_samples=faulty,
+        parts=dict(sorted(parts.items())),
+        faulty_parts=dict(sorted(faulty_parts.items())),
+        bad=tuple(bad),
+    )
+
+
+def _results(task: _Task, workers: int) -> Iterator[_Result]:
+    """Of all tasks, in the order of the store; twice as many are under way as there are workers."""
+    store = task.store
+    tasks = [(first, min(first + TASK_SAMPLES, len(store))) for first in range(0, len(store), TASK_SAMPLES)]
+    if workers == 1 or len(tasks) < 2:
+        for first, end in tasks:
+            yield task.run(first, end)
+        return
+    # Spawned: a fork would take over the threads of whoever called us.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (task,)) as pool:
+        waiting: collections.deque[tuple[tuple[int, int], Future[_Result]]] = collections.deque()
+        span = (0, 0)
+        try:
+            for task_span in tasks:
+                waiting.append((task_span, pool.submit(_run, *task_span)))
+                if len(waiting) >= 2 * workers:
+                    span, future = waiting.popleft()
+                    yield future.result()
+            while waiting:
+                span, future = waiting.popleft()
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise WorkerError(
+                f"{store.path}: a process ended while samples from {span[0]:,} on were decoded: a codec failed, or"
+                " memory was short; --workers 1 shows which sample it is"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+_TASK: _Task | None = None
+"""Of a worker process."""
+
+
+def _begin(task: _Task) -> None:
+    global _TASK
+    _TASK = task
+
+
+def _run(first: int, end: int) -> _Result:
+    if _TASK is None:
+        raise WorkerError("a worker was given samples before their store")
+    return _TASK.run(first, end)
+
+
+def decode_media(data: bytes) -> int:
+    """Decode all of a video or a sound, one frame after another, and count them.
+
+    Raises:
+        DecodeError: it cannot be opened, or is too large.
+        Exception: whatever the codec raises, or ValueError: it holds nothing.
+    """
+    frames = 0
+    container = open_container(data, MAX_PIXELS)
+    try:
+        for stream in (video_stream(container), audio_stream(container)):
+            if stream is not None:
+                container.seek(0)
+                frames += sum(1 for _ in container.decode(stream))
+    finally:
+        container.close()
+    if not frames:
+        raise ValueError("neither a picture nor a sound is in it")
+    return frames
+
+
+def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> None:
+    meta = dict.fromkeys(META_PARTS) | {"__key__": raw.key, "__shard__": raw.shard}
+
+    def part(name: str) -> Any:
+        if name in meta:
+            return meta[name]
+        if name not in values:
+            raise KeyError(name, tuple(values))
+        return values[name]
+
+    for field, options in fields.items():
+        first_that_works(options, field, part)
+
+
+class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What to check beside what is always checked."""
+
+    dataset: SampleOptions = SampleOptions()
+    decode: bool = False
+    workers: int = 1
+
+
+class SampleVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found and how much it looked at. Counts are zero where the store does not even open."""
+
+    path: str
+    ok: bool
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    """What may be meant, and may be an oversight."""
+
+    unvouched: tuple[str, ...]
+    """Files of which no hash was written down: of tars the headers are compared, of the others what they say."""
+
+    samples: int
+    shards: int
+    files: int
+    bytes: int
+    hashed: bool
+    """Whether a manifest vouches for the bytes of the shards, and they were read."""
+
+    decoded: Decoded | None
+
+
+class Watched(PreadReader):
+    """Reads, and tells which file and how many bytes so far."""
+
+    def __init__(self, on_read: Callable[[str, int], None]) -> None:
+        super().__init__()
+        self._on_read = on_read
+        self._num_bytes = 0
+
+    def read_ranges(self, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray | None = None) -> ByteArray:
+        """See `Reader.read_ranges`."""
+        self._num_bytes += int(lengths.sum())
+        self._on_read(path, self._num_bytes)
+        return super().read_ranges(path, offsets, lengths, out)
+
+
+def check_samples(
+    path: str,
+    check: SampleCheck,
+    *,
+    on_read: Callable[[str, int], None],
+    on_decoded: Callable[[int, int], None],
+) -> SampleVerdict | None:
+    """Check everything at a path and collect what is wrong; None where it holds no samples.
+
+    Args:
+        path: as for `headrace.open`.
+        check: what else.
+        on_read: called before each read with the file, and with the bytes read so far.
+        on_decoded: called now and then with the number of samples that were decoded, and of all.
+
+    Raises:
+        StoreError: nothing is there.
+        ConfigError: there is no such part.
+        WorkerError: a process that decodes ended.
+    """
+    if sample_layout(path) is None:
+        return None
+    try:
+        store = open_sample_store(path, check.dataset, using=Watched(on_read), faulty=True)
+        manifest = _manifest(path)
+    except (StoreError, InputError) as error:
+        if not Path(path).exists():
+            raise
+        return _faulty(path, error)
+    if store is None:
+        return None
+    with store:
+        problems = list(_problems(store, path, manifest, check, on_read))
+        decoded = None
+        if check.decode:
+            # What is read now is pickled, and need not be watched.
+            with _reopened(path, check) as again:
+                decoded = decode_all(
+                    again,
+                    exclude=_excluded(store, check.dataset),
+                    workers=check.workers,
+                    on_samples=lambda done: on_decoded(done, len(again)),
+                    on_problem=problems.append,
+                )
+        unvouched = _unvouched(store, path, manifest)
+        return SampleVerdict(
+            path=path,
+            ok=not problems,
+            problems=tuple(problems),
+            notes=tuple(_notes(store, check.dataset)) + _note_of(unvouched, store, manifest),
+            unvouched=unvouched,
+            samples=len(store),
+            shards=len(store.shards),
+            files=len(set(store.files)),
+            bytes=total_bytes(store),
+            hashed=manifest is not None,
+            decoded=decoded,
+        )
+
+
+def _reopened(path: str, check: SampleCheck) -> SampleStore:
+    store = open_sample_store(path, check.dataset, faulty=True)
+    if store is None:
+        raise StoreError(f"{path}: is gone; it was there a moment ago")
+    return store
+
+
+def _problems(
+    store: SampleStore,
+    path: str,
+    manifest: Manifest | None,
+    check: SampleCheck,
+    on_read: Callable[[str, int], None],
+) -> Iterator[Problem]:
+    try:
+        yield from store.check()
+    except HeadraceError as error:
+        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+    if isinstance(store, EnergonStore):
+        yield from _split_problems(store, check.dataset)
+    if manifest is not None:
+        listed = [
+            (Path(path) / Path(shard.prefix).parent / file.name, file)
+            for shard in manifest.outputs
+            for file in shard.files
+        ]
+        for place, file in listed:
+            on_read(str(place), file.size)
+            yield from check_file(place, file)
+        if _state_file(store) is not None:  # which was written later, and vouches for .nv-meta
+            manifest = msgspec.structs.replace(manifest, beside=msgspec.UNSET)
+        yield from manifest.check_beside(path)
+    if isinstance(store, EnergonStore):
+        yield from state_problems(store.root)
+
+
+def _state_file(store: SampleStore) -> Path | None:
+    """What `headrace prepare` has left in place, None where it was not at work."""
+    if not isinstance(store, EnergonStore):
+        return None
+    path = store.root / META_FOLDER / STATE_NAME
+    return path if path.is_file() else None
+
+
+def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tuple[str, ...]:
+    """The files of which no hash was written down."""
+    files = set(store.files)
+    vouched: set[Path] = set()
+    if isinstance(store, EnergonStore):
+        meta = store.root / META_FOLDER
+        files |= {file for file in meta.glob("**/*") if file.is_file() and WORK_NAME not in file.parts}
+        with contextlib.suppress(StoreError):
+            if (state := load_state(store.root)) is not None:
+                vouched |= {meta / file.name for file in state.files}
+                vouched |= {index_path(store.root / name) for name in state.shards}
+                vouched |= {meta / STATE_NAME} if state.xxh3_128 else set()
+    if manifest is not None:
+        shards = [(Path(shard.prefix).parent, file) for shard in manifest.outputs for file in shard.files]
+        vouched |= {Path(path) / parent / file.name for parent, file in shards}
+        vouched |= {Path(path) / file.name for file in manifest.beside or ()}
+    known = {os.path.realpath(file) for file in vouched}
+    return tuple(sorted(str(file) for file in files if os.path.realpath(file) not in known))
+
+
+def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Problem]:
+    """Parts that cannot be opened, and excluded samples that are not there; whichever part was asked for."""
+    try:
+        splits = _splits(store, options)
+    except HeadraceError as error:
+        yield Problem(path=store.path, place="split file", message=str(error))
+        return
+    if splits is None:
+        return
+    for name, listed in splits.parts.items():
+        if options.split_part not in (None, name) or all(shard in splits.exclude for shard in listed):
+            continue
+        try:
+            with EnergonStore(store.root, split_part=name, split_config=options.split_config) as part:
+                wanted = sum(map(len, part.part_shards.keys.values()))
+                if part.num_left_out < wanted and len(set(part.shards)) == len(part.shards):
+                    message = (
+                        f"part {name!r}: excludes {wanted} samples, of which {wanted - part.num_left_out} are not there"
+                    )
+                    yield Problem(path=str(splits.path), place="exclude", message=message)
+        except HeadraceError as error:
+            message = str(error).removeprefix(f"{splits.path}: ")
+            yield Problem(path=str(splits.path), place=f"part {name!r}", message=message)
+
+
+def _splits(store: EnergonStore, options: SampleOptions) -> Splits | None:
+    return find_splits(store.root, options.split_config)
+
+
+def _excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
+    """What the split file leaves out, which a run never decodes."""
+    if not isinstance(store, EnergonStore):
+        return frozenset()
+    try:
+        splits = _splits(store, options)
+    except HeadraceError:
+        return frozenset()  # a fault that was told
+    return frozenset() if splits is None else splits.exclude
+
+
+def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
+    """Shards in several parts, in none, and tars that nobody lists."""
+    if not isinstance(store, EnergonStore) or options.split_part is not None:
+        return
+    known = store.info.shard_counts
+    beside = {str(tar.relative_to(store.root)) for tar in store.root.rglob("*.tar")} - known.keys()
+    beside = {name for name in beside if not any(folder.startswith(".") for folder in Path(name).parts)}
+    if beside:
+        yield f"not in the info file: {_some(beside)}; headrace prepare adds new shards"
+    try:
+        splits = _splits(store, options)
+    except HeadraceError:
+        return  # which is a fault, and was told
+    if splits is None:
+        yield "there is no split file: only all shards together can be opened"
+        return
+    parts: dict[str, list[str]] = {shard: [] for shard in known}
+    for name, listed in splits.parts.items():
+        for shard in dict.fromkeys(listed):
+            parts.setdefault(shard, []).append(name)
+    shared = {shard for shard, names in parts.items() if len(names) > 1 and shard not in splits.exclude}
+    if shared:
+        yield f"in more than one part of the split: {_some(shared)}"
+    unused = {shard for shard, names in parts.items() if not names and shard not in splits.exclude}
+    if unused:
+        yield f"in no part of the split: {_some(unused)}"
+
+
+def _note_of(unvouched: tuple[str, ...], store: SampleStore, manifest: Manifest | None) -> tuple[str, ...]:
+    """A line where hashes were written down, and not of all files."""
+    if not unvouched or (manifest is None and _state_file(store) is None):
+        return ()
+    root = store.root if isinstance(store, EnergonStore) else Path(store.path)
+    names = {str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name for name in unvouched}
+    return (f"no hash vouches for {_some(names)}: of tars the headers are checked alone",)
+
+
+def _some(names: set[str]) -> str:
+    first = sorted(names)[:5]
+    return ", ".join(first) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _manifest(path: str) -> Manifest | None:
+    return load_manifest(path) if (Path(path) / MANIFEST_NAME).is_file() else None
+
+
+def _faulty(path: str, error: HeadraceError) -> SampleVerdict:
+    file, _, message = str(error).partition(": ")
+    is_place = bool(message) and Path(file).exists()
+    problem = Problem(path=file if is_place else path, place="", message=message if is_place else str(error))
+    return SampleVerdict(
+        path=path,
+        ok=False,
+        problems=(problem,),
+        notes=(),
+        unvouched=(),
+        samples=0,
+        shards=0,
+        files=0,
+        bytes=0,
+        hashed=False,
+        decoded=None,
+    )

@@ -1,0 +1,255 @@
+"""A store of samples in numbers, for ``headrace info``, and its samples one after another, for ``headrace ls``."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fnmatch
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.inspect.samples import SampleOptions, open_sample_store, total_bytes
+from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_splits
+from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
+from headrace.stores.energon.splits import find_splits
+from headrace.stores.energon.sqlite_index import SqliteIndex
+from headrace.stores.quarantine import QuarantinedStore
+from headrace.stores.sample_store import SampleStore
+
+LOOKED_AT: Final = 1000
+"""Samples whose parts are looked at, evenly spread over the store."""
+
+
+class PartKind(msgspec.Struct, frozen=True, kw_only=True):
+    """A name of parts: how many of the samples looked at have one, and bytes."""
+
+    name: str
+    samples: int
+    bytes: int
+    min: int
+    max: int
+
+
+class SplitNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the split file."""
+
+    name: str
+    shards: int
+    samples: int
+    """Without those that are left out."""
+
+    excluded: int
+    """Samples that are left out one by one."""
+
+    excluded_shards: int
+
+
+class MediaNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """Media metadata that were gathered: how many entries of each kind, and by which patterns they were found."""
+
+    entries: dict[str, int]
+    filters: tuple[tuple[str, str], ...]
+
+
+class TypeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ``dataset.yaml`` says the samples are."""
+
+    file: str
+    kind: str
+    """``typed``, ``crude``, or ``other``: a class of someone's own."""
+
+    class_name: str
+    sample_type: str | None
+    field_map: dict[str, str] | None
+    sample_loader: str | None
+    part_filter: str | None
+    subflavors: dict[str, Any]
+
+
+class SampleDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """All that ``headrace info`` says of a store of samples."""
+
+    path: str
+    format: str
+    samples: int
+    left_out: int
+    """Bad samples that a list beside the files takes out; of Energon's datasets see ``splits``."""
+
+    shards: int
+    bytes: int
+    """Of all files, indices included."""
+
+    energon_version: str | None
+    uuid: str | None
+    type: TypeInfo | None
+    splits: tuple[SplitNumbers, ...] | None
+    looked_at: int
+    """Samples whose parts were looked at."""
+
+    parts: tuple[PartKind, ...]
+    media: MediaNumbers | None
+    index: dict[str, tuple[str, ...]] | None
+    """Tables of ``index.sqlite`` -> columns."""
+
+
+def describe_samples(path: str, options: SampleOptions) -> SampleDescription | None:
+    """Open a store and gather its numbers; None where it holds no samples. Reads the headers of a thousand of them.
+
+    Raises:
+        HeadraceError: it does not open.
+    """
+    split_config = options.split_config
+    opened = open_sample_store(path, msgspec.structs.replace(options, split_config=None))
+    if split_config is not None and not isinstance(opened, EnergonStore):
+        raise ConfigError(f"{path}: --split-config is for datasets of Energon; this has no .nv-meta")
+    if opened is None:
+        return None
+    with opened as store:
+        index = store.index if isinstance(store, EnergonStore | FilesystemStore) else None
+        looked_at, parts = _parts(store)
+        energon = store if isinstance(store, EnergonStore) else None
+        return SampleDescription(
+            path=path,
+            format=store.format,
+            samples=len(store),
+            left_out=store.num_left_out if isinstance(store, QuarantinedStore) else 0,
+            shards=len(store.shards),
+            bytes=total_bytes(store),
+            energon_version=None if energon is None else energon.info.energon_version,
+            uuid=None if energon is None else _uuid(energon.root),
+            type=None if energon is None else _type(energon),
+            splits=None if energon is None else _splits(energon, split_config),
+            looked_at=looked_at,
+            parts=parts,
+            media=None if index is None or not index.has_media else _media(index),
+            index=None if index is None else index.tables,
+        )
+
+
+def _parts(store: SampleStore) -> tuple[int, tuple[PartKind, ...]]:
+    looked_at = min(len(store), LOOKED_AT)
+    sizes: dict[str, list[int]] = {}
+    for number in np.linspace(0, len(store) - 1, looked_at).astype(np.int64).tolist():
+        for name, size in part_sizes(store, number).items():
+            sizes.setdefault(name, []).append(size)
+    kinds = (
+        PartKind(name=name, samples=len(found), bytes=sum(found), min=min(found), max=max(found))
+        for name, found in sizes.items()
+    )
+    return looked_at, tuple(sorted(kinds, key=lambda kind: (-kind.samples, kind.name)))
+
+
+def part_sizes(store: SampleStore, number: int) -> dict[str, int]:
+    """Bytes of each part of a sample, in the order of the file; what lies nowhere is made for it."""
+    places = store.places(number)
+    if places:
+        return {name: place.size for name, place in places.items()}
+    return {name: len(data) for name, data in store.read(np.array([number]))[0].parts.items()}
+
+
+def _uuid(root: Path) -> str | None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return (root / META_FOLDER / UUID_NAME).read_text().strip()
+    return None
+
+
+def _type(store: EnergonStore) -> TypeInfo | None:
+    found = store.dataset
+    if found is None:
+        return None
+    given = found.part_filter
+    part_filter = ", ".join(given) if isinstance(given, tuple) else None if given is None else str(given)
+    return TypeInfo(
+        file=found.path.name,
+        kind=found.kind,
+        class_name=str(found.class_ref),
+        sample_type=None if found.sample_type is None else str(found.sample_type),
+        field_map=found.field_map,
+        sample_loader=None if found.sample_loader is None else str(found.sample_loader),
+        part_filter=part_filter,
+        subflavors=found.subflavors,
+    )
+
+
+def _splits(store: EnergonStore, split_config: str | None) -> tuple[SplitNumbers, ...] | None:
+    found = find_splits(store.root) if split_config is None else read_splits(store.root, split_config)
+    if found is None:
+        return None
+    return tuple(_split(store, found, name, split_config) for name in found.parts)
+
+
+def _split(store: EnergonStore, splits: Splits, name: str, split_config: str | None) -> SplitNumbers:
+    listed = splits.parts[name]
+    kept = [shard for shard in listed if shard not in splits.exclude]
+    samples = excluded = 0
+    if kept:  # a part without shards does not open
+        with EnergonStore(store.root, split_part=name, split_config=split_config) as part:
+            samples, excluded = len(part), part.num_left_out
+    return SplitNumbers(
+        name=name, shards=len(kept), samples=samples, excluded=excluded, excluded_shards=len(listed) - len(kept)
+    )
+
+
+def _media(index: SqliteIndex) -> MediaNumbers:
+    kinds = collections.Counter(row.kind for row in index.media())
+    return MediaNumbers(entries=dict(sorted(kinds.items())), filters=tuple(index.media_filters()))
+
+
+_BATCH: Final = 1024
+_MAGIC: Final = re.compile(r"[*?\[]")
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sample of a listing."""
+
+    key: str
+    number: int
+    """In the store."""
+
+    shard: str
+    index: int
+    """In the shard."""
+
+    parts: dict[str, int] | None = None
+    """Bytes of each part, if they were asked for."""
+
+
+def listed(store: SampleStore, pattern: str | None, *, with_parts: bool) -> Iterator[Listed]:
+    """The samples whose keys match, in the order of the store, as they are found; contents are not read.
+
+    Args:
+        store: the store.
+        pattern: ``cats/*``, with ``*``, ``?`` and ``[a-z]`` as in a shell, but that they match slashes too; None: all.
+        with_parts: the sizes of the parts too, which costs twice as much.
+
+    Raises:
+        InputError: a sample is malformed.
+        StoreError: a file is missing, or changed.
+    """
+    if pattern is not None and not _MAGIC.search(pattern):
+        # A key as it is: the index of a dataset knows its place.
+        try:
+            numbers = [store.find(pattern)]
+        except KeyError:
+            return
+        yield from _batch(store, numbers, None, with_parts)
+        return
+    wanted = None if pattern is None else re.compile(fnmatch.translate(pattern))
+    for first in range(0, len(store), _BATCH):
+        yield from _batch(store, range(first, min(first + _BATCH, len(store))), wanted, with_parts)
+
+
+def _batch(
+    store: SampleStore, numbers: range | list[int], wanted: re.Pattern[str] | None, with_parts: bool
+) -> Iterator[Listed]:
+    samples = store.read(np.array(numbers, np.int64), ())
+    for number, sample in zip(numbers, samples, strict=True):
+        if wanted is None or wanted.match(sample.key):
+            parts = part_sizes(store, number) if with_parts else None
+            yield Listed(key=sample.key, number=number, shard=sample.shard, index=sample.index, parts=parts)

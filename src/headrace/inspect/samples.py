@@ -1,0 +1,515 @@
+"""Samples with keys and named parts for people: what is in each part, its picture, and boxes of text drawn on it.
+
+Stores and metadatasets are opened as they lie on disk, so that looking at them changes nothing and runs no code that
+a ``dataset.yaml`` names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from headrace.datasets.dataset import Dataset
+from headrace.datasets.media import JoinedMediaDataset, MediaDataset
+from headrace.datasets.metadataset import JoinedSource, Source, SourceColumn
+from headrace.datasets.metadataset.opening import join_store
+from headrace.errors import ConfigError, HeadraceError
+from headrace.io import Reader
+from headrace.samples.media import AVDecoder, SampleDecoder
+from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
+from headrace.samples.media.decoding.failing import reraise
+from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS
+from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works
+from headrace.stores import open_tokens
+from headrace.stores.energon import DatasetConfig, EnergonStore
+from headrace.stores.quarantine import quarantined
+from headrace.stores.sample_layouts import WORDS, open_samples, sample_layout
+from headrace.stores.sample_store import RawSample, SampleStore
+from headrace.stores.tar.store import TarStore
+
+
+class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which samples of a dataset of Energon's, and by which of its files."""
+
+    split_part: str | None = None
+    split_config: str | None = None
+    dataset_config: str | None = None
+
+    def named(self) -> list[str]:
+        """The options that were given, as the user writes them."""
+        return [f"--{name.replace('_', '-')}" for name in self.__struct_fields__ if getattr(self, name) is not None]
+
+
+WHOLE = SampleOptions()
+
+
+def open_sample_store(
+    path: str, options: SampleOptions = WHOLE, *, using: str | Reader = "mmap", faulty: bool = False
+) -> SampleStore | None:
+    """The samples at a path; None where there are none: tokens, another thing, or nothing.
+
+    As `headrace.open`, but that the index of a tar that has none is kept in the cache, never beside the tar.
+
+    Args:
+        path: as the user wrote it.
+        options: of datasets of Energon's.
+        using: how to read.
+        faulty: open tars that are damaged, as far as they can be read.
+
+    Raises:
+        StoreError: missing or malformed.
+        InputError: a tar is compressed, or damaged.
+        ConfigError: there is no such part, or options of Energon's datasets for something else.
+    """
+    layout = sample_layout(path, using)
+    if layout == "energon":
+        return EnergonStore(
+            path,
+            split_part=options.split_part,
+            split_config=options.split_config,
+            dataset_config=options.dataset_config,
+            using=using,
+        )
+    if options != WHOLE:
+        what = "this has no .nv-meta" if layout is None else f"this is {WORDS[layout]}"
+        raise ConfigError(f"{path}: {', '.join(options.named())} is for datasets of Energon; {what}")
+    if layout == "tar":
+        return quarantined(TarStore(path, using=using, index="cache", faulty="skip" if faulty else "error"))
+    return None if layout is None else open_samples(path, layout, split_part=None, using=using)
+
+
+def need_samples(path: str, options: SampleOptions = WHOLE) -> SampleStore:
+    """As `open_sample_store`, where nothing else will do.
+
+    Raises:
+        ConfigError: it holds documents of tokens.
+        StoreError: nothing is there, or it is malformed.
+    """
+    store = open_sample_store(path, options)
+    if store is not None:
+        return store
+    with open_tokens(path) as tokens:
+        raise ConfigError(
+            f"{path}: holds {len(tokens):,} documents of tokens, which have numbers and no keys; headrace preview shows"
+            " them as text. Samples are in tar shards, datasets of Energon, .jsonl, and folders of files"
+        )
+
+
+def dataset_of(store: SampleStore) -> DatasetConfig | None:
+    """The ``dataset.yaml`` of a dataset of Energon's, if it has one."""
+    return store.dataset if isinstance(store, EnergonStore) else None
+
+
+def total_bytes(store: SampleStore) -> int:
+    """Of all files of a store; those that are missing count nothing."""
+    total = 0
+    for file in store.files:
+        try:
+            total += Path(file).stat().st_size
+        except OSError:
+            continue
+    return total
+
+
+def plain_dataset(source: Source | JoinedSource) -> Dataset | None:
+    """The samples of a source, neither decoded nor cooked; None for tokens. For ``SourceOptions(open=...)``.
+
+    Raises:
+        StoreError: nothing is there, or it is malformed.
+        ConfigError: there is no such part.
+    """
+    if isinstance(source, JoinedSource):
+        store = join_store(source)
+        columns = [MediaDataset(column.store, decoder=None) for column in store.columns]
+        return JoinedMediaDataset(store, lambda *given, **named: {"columns": given or named}, columns=columns)
+    if source.windows is not None or source.packs is not None:
+        return None
+    layout = sample_layout(source.path)
+    if layout in (None, "files"):
+        return None
+    options = msgspec.structs.replace(options_of(source), split_part=source.split_part)
+    opened = open_sample_store(source.path, options if layout == "energon" else WHOLE)
+    return None if opened is None else MediaDataset(opened, decoder=None)
+
+
+def options_of(source: Source | SourceColumn) -> SampleOptions:
+    """By which files a dataset of Energon's is opened, whole: of all its parts."""
+    return SampleOptions(split_config=source.split_config, dataset_config=source.dataset_config)
+
+
+def closed(dataset: Dataset) -> None:
+    """Let go of the files of a dataset."""
+    getattr(dataset, "close", getattr(getattr(dataset, "store", None), "close", lambda: None))()
+
+
+Kind = Literal["image", "video", "audio", "text", "number", "json", "array", "bytes"]
+Picture = Any
+"""A ``PIL.Image.Image`` of mode RGB."""
+
+MAX_PIXELS_SIDE: Final = 1024
+"""Pictures are made smaller than this before they are kept."""
+
+_TEXT_BYTES: Final = 1 << 20
+_HEAD_BYTES: Final = 32
+_LINE_CHARS: Final = 100
+_LIST_OF_NUMBERS: Final = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
+"""Line breaks are never within a text of JSON, so that this is one indeed."""
+
+
+class ShownPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One part."""
+
+    name: str
+    size: int
+    kind: Kind
+    text: str = ""
+    """Text, number, JSON on several lines, numbers of an array; of unknown bytes the first in hexadecimal."""
+
+    left_out: int = 0
+    """Characters of the text that are not shown."""
+
+    facts: dict[str, int | float | str] = {}
+    """Of pictures, video and sound: width, height, seconds, ...; of arrays dtype and shape."""
+
+    error: str = ""
+    """Why it cannot be decoded."""
+
+
+class LookedAt(NamedTuple):
+    """A part, what it decodes to, and its picture, scaled down; of a video its first frame."""
+
+    shown: ShownPart
+    value: Any = None
+    picture: Picture | None = None
+    error: HeadraceError | None = None
+
+
+class PartViewer:
+    """Looks at parts, decoded as training decodes them by their names; pickles are not read.
+
+    Args:
+        max_chars: of each text so many characters are kept.
+        pictures: make pictures of images and videos.
+    """
+
+    def __init__(self, *, max_chars: int, pictures: bool = True) -> None:
+        self._decoder = SampleDecoder(image_decode="pil")
+        self._max_chars = max_chars
+        self._pictures = pictures
+
+    def look(self, name: str, data: bytes) -> LookedAt:
+        """One part. What is wrong with it is said there, not raised."""
+        known = _kind_of(name)
+        try:
+            value = self._decoder.decode(name, data)
+            if known == "image":
+                return self._image(name, data, value)
+            if isinstance(value, AVDecoder):
+                return self._media(name, value)
+        except HeadraceError as error:
+            reason = getattr(error, "reason", None) or str(error)
+            shown = ShownPart(name=name, size=len(data), kind=known or "bytes", error=reason)
+            return LookedAt(shown, error=error)
+        return self._value(name, data, value)
+
+    def _image(self, name: str, data: bytes, image: Picture) -> LookedAt:
+        facts: dict[str, int | float | str] = {"width": image.width, "height": image.height}
+        shown = ShownPart(name=name, size=len(data), kind="image", facts=facts)
+        return LookedAt(shown, image, _smaller(image) if self._pictures else None)
+
+    def _media(self, name: str, decoder: AVDecoder) -> LookedAt:
+        """Facts and first frame of a medium, which is opened only now.
+
+        Raises:
+            HeadraceError: it is broken.
+        """
+        try:
+            return self._opened_media(name, AVDecoder(decoder.data, arrays="numpy"))
+        except Exception as error:  # of a broken medium PyAV raises what it likes
+            reraise(name, error)
+
+    def _opened_media(self, name: str, media: AVDecoder) -> LookedAt:
+        metadata = media.get_metadata()
+        facts = {name: value for name, value in dataclasses.asdict(metadata).items() if value is not None}
+        kind: Kind = "video" if media.has_video_stream() else "audio"
+        picture = None
+        if kind == "video" and self._pictures:
+            clips, _ = media.get_video_clips([(0, 0)], "frames")
+            if clips and len(clips[0]):
+                import PIL.Image
+
+                picture = _smaller(PIL.Image.fromarray(np.ascontiguousarray(clips[0][0].transpose(1, 2, 0))))
+        shown = ShownPart(name=name, size=len(media.data), kind=kind, facts=facts)
+        return LookedAt(shown, media, picture)
+
+    def _value(self, name: str, data: bytes, value: Any) -> LookedAt:
+        kind, text, facts = _described(value)
+        left_out = max(0, len(text) - self._max_chars)
+        text = text[: self._max_chars]
+        return LookedAt(
+            ShownPart(name=name, size=len(data), kind=kind, text=text, left_out=left_out, facts=facts), value
+        )
+
+
+def _kind_of(name: str) -> Kind | None:
+    """Of pictures, video and sound, by the name alone."""
+    extension = name.removesuffix(".gz").rpartition(".")[2].lower()
+    if extension in IMAGE_EXTENSIONS:
+        return "image"
+    return None if extension not in AV_EXTENSIONS else "audio" if extension in ("flac", "mp3", "wav") else "video"
+
+
+def _described(value: Any) -> tuple[Kind, str, dict[str, int | float | str]]:
+    if isinstance(value, str):
+        return "text", value, {}
+    if isinstance(value, bytes):
+        text = _as_text(value)
+        return ("text", text, {}) if text is not None else ("bytes", value[:_HEAD_BYTES].hex(" "), {})
+    if isinstance(value, np.ndarray):
+        facts: dict[str, int | float | str] = {"dtype": value.dtype.name, "shape": str(value.shape)}
+        return "array", np.array2string(value, threshold=40, edgeitems=3), facts
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "number", str(value), {}
+    text = as_json(value)
+    if len(text) > _LINE_CHARS:
+        long = as_json(value, indent=2)
+        text = _LIST_OF_NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", long)
+    return "json", text, {}
+
+
+def as_json(value: Any, *, indent: int | None = None) -> str:
+    """A decoded value as JSON text; what JSON lacks (arrays, dates, bytes) in words."""
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, default=_in_words)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, or nested too deeply
+        return repr(value)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape}"
+    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
+
+
+def _as_text(data: bytes) -> str | None:
+    """What no decoder knows, as text if it is one."""
+    if len(data) > _TEXT_BYTES or b"\0" in data:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _smaller(image: Picture) -> Picture:
+    if max(image.size) > MAX_PIXELS_SIDE:
+        image = image.copy()
+        image.thumbnail((MAX_PIXELS_SIDE, MAX_PIXELS_SIDE))
+    return image
+
+
+MAX_BOXES: Final = 2000
+"""Of each kind; more than that nobody can tell apart."""
+
+_BOX_KINDS: Final = ("block", "lines", "words", "chars")
+_FIELD_CHARS: Final = 200
+
+BOX_COLOURS: Final = {
+    "block": (230, 120, 20),
+    "lines": (40, 120, 220),
+    "words": (20, 150, 70),
+    "chars": (190, 50, 160),
+}
+
+
+class Boxes(msgspec.Struct, frozen=True, kw_only=True):
+    """Boxes on the picture of a sample: of blocks, lines, words or characters."""
+
+    kind: str
+    picture: str
+    """The part that they are on."""
+
+    boxes: tuple[tuple[float, float, float, float], ...]
+    """x, y, width, height in pixels of the whole picture."""
+
+    texts: tuple[str, ...]
+    """One a box, or none at all."""
+
+    left_out: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a sample stands in a mix."""
+
+    position: int
+    source: str
+    """Path of the source in the mix."""
+
+    epoch: int
+    path: str
+    """Of its dataset."""
+
+
+class ShownSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sample."""
+
+    number: int
+    key: str
+    shard: str
+    index: int
+    parts: tuple[ShownPart, ...]
+    fields: dict[str, str]
+    """Field of the sample type -> its value in one line, or why it has none."""
+
+    boxes: tuple[Boxes, ...]
+    place: Place | None = None
+    """In a mix, where it is shown as a part of one."""
+
+
+class LookedAtSample(msgspec.Struct, frozen=True):
+    """A sample, with its bytes and pictures."""
+
+    shown: ShownSample
+    raw: RawSample
+    pictures: dict[str, Picture]
+    """Part -> picture, scaled down."""
+
+
+def look_at(
+    raw: RawSample, number: int, fields: FieldMap | None, viewer: PartViewer, place: Place | None = None
+) -> LookedAtSample:
+    """One sample; what is wrong with its parts is said in them.
+
+    Args:
+        raw: the sample.
+        number: in its store.
+        fields: the field map of its ``dataset.yaml``, if it has one.
+        viewer: looks at the parts.
+        place: in a mix.
+    """
+    looked = {name: viewer.look(name, data) for name, data in raw.parts.items()}
+    values = _field_values(raw, fields or {}, looked)
+    shown = ShownSample(
+        number=number,
+        key=raw.key,
+        shard=raw.shard,
+        index=raw.index,
+        parts=tuple(one.shown for one in looked.values()),
+        fields={field: _in_a_line(field, value, fields or {}, looked) for field, value in values.items()},
+        boxes=_boxes(values, fields, looked),
+        place=place,
+    )
+    pictures = {name: one.picture for name, one in looked.items() if one.picture is not None}
+    return LookedAtSample(shown, raw, pictures)
+
+
+def _field_values(raw: RawSample, fields: FieldMap, looked: dict[str, LookedAt]) -> dict[str, Any]:
+    """Field -> its value, or the error that it meets with."""
+    meta = {"__key__": raw.key, "__shard__": raw.shard, "__restore_key__": (), "__subflavors__": None}
+
+    def part(name: str) -> Any:
+        if name in META_PARTS:
+            return meta.get(name)
+        if name not in looked:
+            raise KeyError(name, tuple(looked))
+        error = looked[name].error
+        if error is not None:
+            raise error
+        return looked[name].value
+
+    values: dict[str, Any] = {}
+    for field, options in fields.items():
+        try:
+            values[field] = first_that_works(options, field, part)
+        except HeadraceError as error:
+            values[field] = error
+    return values
+
+
+def _in_a_line(field: str, value: Any, fields: FieldMap, looked: dict[str, LookedAt]) -> str:
+    if isinstance(value, HeadraceError):
+        return f"error: {value}"
+    part = next((option.part for option in fields[field] if option.part in looked and not option.steps), None)
+    if part is not None and looked[part].shown.kind in ("image", "video", "audio"):
+        return f"the {looked[part].shown.kind} in {part}"
+    text = value if isinstance(value, str) else as_json(value)
+    return text if len(text) <= _FIELD_CHARS else text[:_FIELD_CHARS] + " ..."
+
+
+def _boxes(values: dict[str, Any], fields: FieldMap | None, looked: dict[str, LookedAt]) -> tuple[Boxes, ...]:
+    """Those that the field map names; without one those in JSON objects that have the names of an OCR sample's."""
+    pictures = [name for name, one in looked.items() if one.shown.kind == "image" and one.error is None]
+    if fields is not None:
+        named = [option.part for option in fields.get("image", ()) if option.part in pictures]
+        pictures = named or pictures
+        sources = [values]
+    else:
+        sources = [one.value for one in looked.values() if isinstance(one.value, dict)]
+    if not pictures:
+        return ()
+    found = []
+    for source in sources:
+        for kind in _BOX_KINDS:
+            boxes = _numbers(source.get(f"{kind}_boxes"))
+            if boxes:
+                texts = _texts(source.get(f"{kind}_text"), len(boxes))
+                found.append(
+                    Boxes(
+                        kind=kind,
+                        picture=pictures[0],
+                        boxes=tuple(boxes[:MAX_BOXES]),
+                        texts=texts[:MAX_BOXES],
+                        left_out=max(0, len(boxes) - MAX_BOXES),
+                    )
+                )
+    return tuple(found)
+
+
+def _numbers(value: Any) -> list[tuple[float, float, float, float]]:
+    """Rows of x, y, width, height, and maybe a confidence; empty where it is anything else."""
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(rows, list):
+        return []
+    found = []
+    for row in rows:
+        if not isinstance(row, list) or len(row) not in (4, 5):
+            return []
+        if not all(isinstance(number, int | float) and abs(number) < 1e9 for number in row[:4]):  # nor NaN
+            return []
+        found.append((float(row[0]), float(row[1]), float(row[2]), float(row[3])))
+    return found
+
+
+def _texts(value: Any, count: int) -> tuple[str, ...]:
+    """One a box, or none at all."""
+    if not isinstance(value, list) or len(value) != count:
+        return ()
+    return tuple(text if isinstance(text, str) else str(text) for text in value)
+
+
+def with_boxes(sample: LookedAtSample, part: str) -> Picture:
+    """A copy of the picture of a part, with the boxes that are on it."""
+    picture = sample.pictures[part].copy()
+    found = [boxes for boxes in sample.shown.boxes if boxes.picture == part]
+    if found:
+        import PIL.ImageDraw
+
+        whole = next(shown.facts for shown in sample.shown.parts if shown.name == part)
+        scale = picture.width / float(whole["width"])
+        draw = PIL.ImageDraw.Draw(picture)
+        for boxes in found:
+            _outline(draw, boxes, scale, max(1, max(picture.size) // 160))
+    return picture
+
+
+def _outline(draw: Any, boxes: Boxes, scale: float, line: int) -> None:
+    for x, y, width, height in boxes.boxes:
+        if width >= 0 and height >= 0:
+            corners = (x * scale, y * scale, (x + width) * scale, (y + height) * scale)
+            draw.rectangle(corners, outline=BOX_COLOURS[boxes.kind], width=line)

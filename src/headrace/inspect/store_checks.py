@@ -1,0 +1,434 @@
+"""The checks of a token store, and of the packs made of it, for ``headrace check``.
+
+Packs are checked by `Tiling`: met in any order, the parts of each document must add up to its tokens, each once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets import PackedSequenceDataset, Sample
+from headrace.datasets.pack_plans import StoreLengths, plan_name
+from headrace.errors import StoreError
+from headrace.inspect.description import find_manifest, open_key, opened_keys, shards_of
+from headrace.io import FileSum, cache_folder
+from headrace.plan import IntArray, KeyArray, derive_array
+from headrace.plan.packed_check import check_packed
+from headrace.plan.packing import CHUNK, Packing, PackingLedger, PackItems, PackPlanMeta, plan_packs
+from headrace.plan.segments import IGNORED_LABEL
+from headrace.stores import MANIFEST_NAME, IndexedOptions, Problem, Store, check_arrays, find_arrays
+from headrace.stores.checking import Faults
+from headrace.stores.indexed.layout import AS_FOUND
+from headrace.stores.kept_arrays import KEPT_NAME
+from headrace.stores.written import META_NAME
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found and how much it read. Counts are zero where the store does not even open."""
+
+    path: str
+    ok: bool
+    problems: tuple[Problem, ...]
+    files: int
+    bytes: int
+    documents: int
+    tokens: int
+    """Of all keys."""
+
+    hashed: bool
+    """Whether a manifest vouches for every byte; without one only the structure can be checked."""
+
+    vocab_size: int | None
+    """Ids were checked to be below this; None: not checked."""
+
+
+def check_store(
+    path: str,
+    *,
+    tokenizer: str | None,
+    on_shard: Callable[[int, int, str, int], None],
+    options: IndexedOptions = AS_FOUND,
+) -> Verdict:
+    """Read everything at a path and collect what is wrong.
+
+    Args:
+        path: as for `headrace.open`.
+        tokenizer: its vocabulary is taken, else that of the manifest.
+        options: how pairs of .bin and .idx are understood.
+        on_shard: called before each shard with its number, the number of shards, its path, and its bytes.
+
+    Raises:
+        StoreError: nothing is there.
+        ConfigError: the tokeniser cannot be read.
+    """
+    vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
+    try:
+        stores = opened_keys(path, options)
+        manifest = find_manifest(path)
+    except StoreError as error:
+        if not _is_there(path):
+            raise
+        return _faulty(path, _as_problem(error, path), vocab_size)
+    if vocab_size is None and manifest is not None and manifest.tokenizer is not None:
+        vocab_size = manifest.tokenizer.vocab_size
+    with contextlib.ExitStack() as stack:
+        for store in stores.values():
+            stack.enter_context(store)
+        # A shard of the keyed format checks all its keys, one of the indexed format has one. They are told apart by
+        # their files: indexed keys of one shard each all have the folder for their path.
+        shards = {frozenset(shard.files): shard for store in stores.values() for shard in shards_of(store)}
+        problems: list[Problem] = []
+        num_bytes = 0
+        for number, shard in enumerate(shards.values()):
+            shard_bytes = sum(file.stat().st_size for file in shard.files)
+            num_bytes += shard_bytes
+            on_shard(number, len(shards), shard.path, shard_bytes)
+            problems.extend(_check_shard(shard, vocab_size))
+        beside: tuple[FileSum, ...] = ()
+        if manifest is not None and (Path(path) / MANIFEST_NAME).exists():
+            beside = (*manifest.provenance, *(manifest.beside or ()))
+            num_bytes += sum(file.size for file in beside)
+            problems.extend(manifest.check_beside(path))
+        first = next(iter(stores.values()))
+        return Verdict(
+            path=path,
+            ok=not problems,
+            problems=tuple(problems),
+            files=sum(len(shard.files) for shard in shards.values()) + len(beside) + (manifest is not None),
+            bytes=num_bytes,
+            documents=first.num_documents,
+            tokens=sum(store.num_tokens for store in stores.values()) if not problems else 0,
+            hashed=manifest is not None,
+            vocab_size=vocab_size,
+        )
+
+
+def _check_shard(shard: Store, vocab_size: int | None) -> Iterator[Problem]:
+    try:
+        yield from shard.check(vocab_size=vocab_size)
+    except StoreError as error:
+        yield _as_problem(error, shard.path)
+
+
+def _vocab_size(tokenizer: str) -> int:
+    from headrace.prepare.tokenizer import load_tokenizer
+
+    return load_tokenizer(tokenizer).vocab_size
+
+
+def _is_there(path: str) -> bool:
+    """Whether something at this path means to be a store; then what is wrong with it is a finding."""
+    place = Path(path)
+    if place.is_dir():
+        names = (MANIFEST_NAME, META_NAME)
+        suffixes = (".bin", ".idx", ".jsonl")
+        return any(file.name in names or file.suffix in suffixes for file in place.iterdir()) or any(
+            file for pattern in (META_NAME, "*.h5", "*.hdf5") for file in place.rglob(pattern)
+        )
+    return place.is_file() or Path(path + ".bin").exists() or Path(path + ".idx").exists()
+
+
+def _as_problem(error: StoreError, path: str) -> Problem:
+    """The error as a finding; errors of stores begin with the file they speak of."""
+    file, _, message = str(error).partition(": ")
+    if message and Path(file).exists():
+        return Problem(path=file, place="", message=message)
+    return Problem(path=path, place="", message=str(error))
+
+
+def _faulty(path: str, problem: Problem, vocab_size: int | None) -> Verdict:
+    return Verdict(
+        path=path,
+        ok=False,
+        problems=(problem,),
+        files=0,
+        bytes=0,
+        documents=0,
+        tokens=0,
+        hashed=False,
+        vocab_size=vocab_size,
+    )
+
+
+class Tiling:
+    """Takes pieces, and tells which documents they do not tile. 8 bytes a document.
+
+    A piece adds mark(end) - mark(begin) to the sum of its document, where marks are 64 bits of a hash. Marks cancel
+    where one piece ends and another one begins:
+
+        [0, 4)  [4, 9)      mark(4) - mark(0) + mark(9) - mark(4) = mark(9) - mark(0)
+        [0, 4)  [5, 9)      mark(4) and mark(5) are left
+
+    As no piece is empty, what cancels so is one chain from the first token to the last: a token that is missing, or
+    there twice, is missed with a chance of 2^-64.
+    """
+
+    def __init__(self, num_documents: int) -> None:
+        self._sums = np.zeros(num_documents, dtype=np.uint64)
+        self.num_tokens = 0
+
+    def add(self, items: PackItems) -> None:
+        """Take the pieces of some packs."""
+        marks = _marks(items.begins + items.lengths) - _marks(items.begins)
+        np.add.at(self._sums, items.documents, marks)
+        self.num_tokens += int(items.lengths.sum())
+
+    def is_wrong(self, first: int, begins: IntArray, ends: IntArray) -> NDArray[np.bool_]:
+        """(n,): of the documents from ``first`` on, whether the pieces are not ``[begins, ends)`` of each, once."""
+        wrong: NDArray[np.bool_] = self._sums[first : first + len(begins)] != _marks(ends) - _marks(begins)
+        return wrong
+
+
+def _marks(tokens: IntArray) -> KeyArray:
+    return derive_array(0, tokens)
+
+
+def kept_range(lengths: IntArray, packing: Packing) -> tuple[IntArray, IntArray]:
+    """Two (n,) int64: of documents of these lengths the tokens from .. to that are in packs."""
+    size = packing.max_seq_len
+    if packing.cuts or packing.over_long == "split":
+        return np.zeros_like(lengths), lengths
+    if packing.over_long == "drop":
+        return np.zeros_like(lengths), np.where(lengths > size, 0, lengths)
+    if packing.over_long == "truncate_left":
+        return np.maximum(lengths - size, 0), lengths
+    return np.zeros_like(lengths), np.minimum(lengths, size)
+
+
+_TOKENS_AT_ONCE = 1 << 20
+_EPOCH_KEY = 1 << 40
+"""Where epochs re-pack, the packs of one of them are checked: that of this key."""
+
+OnPacks = Callable[[int, int], None]
+
+
+class PackVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check of packs looked at."""
+
+    key: str
+    packing: Packing
+    kept_plan: str | None
+    """Where a kept plan was found, which is checked too; None: there was none."""
+
+    packs: int
+    """Zero where the kept plan is damaged: then nothing else is looked at."""
+
+    ledger: PackingLedger | None
+
+
+def check_packs(
+    path: str,
+    packing: Packing,
+    *,
+    key: str | None,
+    plan_folder: Path | None,
+    on_packs: OnPacks,
+    options: IndexedOptions = AS_FOUND,
+) -> tuple[PackVerdict, list[Problem]]:
+    """Make all packs of a store, as a run would get them, and collect what is wrong with them.
+
+    A kept plan is checked against its sums and against one that is made anew. Then each pack is laid out, validated,
+    and compared with the store; at last every token of every document is accounted for, in a pack or in the ledger.
+    Memory is that of the plan, 8 bytes a document, and some packs.
+
+    Args:
+        path: as for `headrace.open`.
+        packing: how the documents are packed.
+        key: of a store with several keys the one that is packed; by default the main one, which is the first.
+        plan_folder: where plans are kept; by default the cache folder.
+        options: how pairs of .bin and .idx are understood.
+        on_packs: called now and then with the number of packs checked, and of all packs.
+
+    Raises:
+        ConfigError: there is no such key, over-long documents and no policy for them, nothing to pack.
+    """
+    name, store = open_key(path, key, options)
+    with store:
+        folder = plan_folder or cache_folder("packs")
+        place = None if folder is None else folder / plan_name(store, packing)
+        kept = str(place) if place is not None and (place / KEPT_NAME).exists() else None
+        if kept is not None and place is not None and (faults := list(_check_kept(store, packing, place))):
+            return PackVerdict(key=name, packing=packing, kept_plan=kept, packs=0, ledger=None), faults
+        dataset = PackedSequenceDataset(store, packing, plan_folder=plan_folder)
+        verdict = PackVerdict(key=name, packing=packing, kept_plan=kept, packs=len(dataset), ledger=dataset.ledger)
+        return verdict, list(_check_all(dataset, on_packs))
+
+
+def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem]:
+    try:
+        faults = check_arrays(place.parent, place.name)
+        found = find_arrays(place.parent, place.name) if not faults else None
+        if found is not None:
+            # What was written may be another version's mistake: planning anew says what should be there.
+            meta = msgspec.json.decode(found[1], type=PackPlanMeta)
+            if meta != plan_packs(StoreLengths(store), packing).meta:
+                faults = [f"{place / KEPT_NAME}: describes another plan than the one that is made of these documents"]
+    except StoreError as error:
+        faults = [str(error)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        faults = [f"{place / KEPT_NAME}: damaged: {error}"]
+    for fault in faults:
+        path, _, message = fault.partition(": ")
+        advice = "" if "made anew" in message else f"; remove {place}, it is made anew"
+        yield Problem(path=path, place="", message=message + advice)
+
+
+def _check_all(dataset: PackedSequenceDataset, on_packs: OnPacks) -> Iterator[Problem]:
+    path = dataset.store.path
+    faults = Faults(path, "packs")
+    tiling = Tiling(dataset.store.num_documents)
+    at_once = max(1, _TOKENS_AT_ONCE // dataset.max_seq_len)
+    for first in range(0, len(dataset), at_once):
+        packs = np.arange(first, min(first + at_once, len(dataset)), dtype=np.int64)
+        items = dataset.items(_addresses(dataset, packs))
+        tiling.add(items)
+        found = list(_check_packs(dataset, packs, items))
+        for row in faults.to_name(np.array([bool(messages) for messages in found])):
+            yield from (Problem(path=path, place=f"pack {first + row}", message=message) for message in found[row])
+        on_packs(first + len(packs), len(dataset))
+    yield from faults.rest()
+    yield from _check_documents(dataset, tiling)
+    yield from _check_ledger(dataset, tiling.num_tokens)
+
+
+def _addresses(dataset: PackedSequenceDataset, packs: IntArray) -> IntArray:
+    keys = np.full(len(packs), _EPOCH_KEY, dtype=np.uint64) if dataset.packing.repack else None
+    return dataset.locate(packs, keys)
+
+
+def _check_packs(dataset: PackedSequenceDataset, packs: IntArray, items: PackItems) -> Iterator[list[str]]:
+    """Of each pack what is wrong with it."""
+    sums = list(_check_sums(dataset.packing, items))
+    if any(sums):
+        yield from sums  # these cannot be laid out
+        return
+    batch = dataset.read(_addresses(dataset, packs))
+    # Where the pieces lie is asked of the store itself, and not taken from the plan.
+    starts = dataset.store.document_begins(items.documents) + items.begins
+    offsets = items.offsets.tolist()
+    for row in range(len(packs)):
+        some = slice(offsets[row], offsets[row + 1])
+        yield _check_pack(
+            dataset,
+            {name: values[row] for name, values in batch.items()},
+            documents=items.documents[some],
+            lengths=items.lengths[some],
+            starts=starts[some],
+            going_on=items.continues[some],
+        )
+
+
+def _check_sums(packing: Packing, items: PackItems) -> Iterator[list[str]]:
+    """Of each pack whether its pieces have tokens, and together no more than it has places."""
+    segments = -(-items.lengths // packing.segment_multiple) * packing.segment_multiple
+    for first, end in pairwise(items.offsets.tolist()):
+        taken, shortest = int(segments[first:end].sum()), int(items.lengths[first:end].min(initial=1))
+        found = []
+        if taken > packing.max_seq_len:
+            found.append(f"its pieces take {taken:,} places, it has {packing.max_seq_len:,}")
+        if shortest < 1:
+            found.append(f"a piece of {shortest} tokens; each has at least 1")
+        yield found
+
+
+def _check_pack(
+    dataset: PackedSequenceDataset,
+    sample: Sample,
+    *,
+    documents: IntArray,
+    lengths: IntArray,
+    starts: IntArray,
+    going_on: NDArray[np.bool_],
+) -> list[str]:
+    """A pack against the validator, the plan and the store."""
+    packing, store = dataset.packing, dataset.store
+    segments = -(-lengths // packing.segment_multiple) * packing.segment_multiple
+    left = packing.max_seq_len - int(segments.sum())
+    borders = np.cumsum([0, *segments, left] if left else [0, *segments], dtype=np.int32)
+    lasts = borders[: len(lengths)] + lengths - 1
+    found = check_packed({**sample, "cu_seqlens": borders}, padding_idx=dataset.padding_idx)
+    real = sample["document_ids"] >= 0
+    if not np.array_equal(sample["document_ids"][real], np.repeat(documents, lengths)):
+        found.append(f"document_ids are not those of its documents {documents.tolist()} of {lengths.tolist()} tokens")
+    if not np.array_equal(sample["input_ids"][real], np.concatenate(store.pieces(starts, lengths))):
+        found.append(f"input_ids are not the tokens of its documents {documents.tolist()}")
+    expected = np.full(len(lengths), IGNORED_LABEL, dtype=np.int64)
+    mask = dataset.loss_mask_key
+    if going_on.any():
+        after = (starts + lengths)[going_on]
+        following = np.concatenate(store.pieces(after, np.ones_like(after))).astype(np.int64)
+        if mask is not None:
+            following[np.concatenate(store.pieces(after, np.ones_like(after), mask)) == 0] = IGNORED_LABEL
+        expected[going_on] = following
+    if mask is not None:
+        found += _check_mask(sample, np.concatenate(store.pieces(starts, lengths, mask)) != 0, mask)
+    wrong = np.flatnonzero(sample["labels"][lasts] != expected)
+    if len(wrong):
+        one = int(wrong[0])
+        found.append(
+            f"column {lasts[one]}: labels is {sample['labels'][lasts[one]]}; behind the last token of document "
+            f"{documents[one]} in this pack it is {expected[one]}"
+        )
+    return found
+
+
+def _check_mask(sample: Sample, marks: NDArray[np.bool_], key: str) -> list[str]:
+    """Whether tokens with a label are those that the store's mask has; ``marks`` are of the tokens without pads."""
+    columns = np.flatnonzero(sample["document_ids"] >= 0)
+    if len(columns) != len(marks):
+        return []  # which is found, and said, elsewhere
+    # A label stands beside the token before it, if that is of the same segment.
+    inside = np.flatnonzero(sample["position_ids"][columns] > 0)
+    wrong = inside[sample["loss_mask"][columns[inside] - 1] != marks[inside]]
+    if not len(wrong):
+        return []
+    column = int(columns[wrong[0]])
+    return [
+        f"column {column}: the store's {key!r} is {int(marks[wrong[0]])} here, and the label of this token is not so"
+    ]
+
+
+def _check_documents(dataset: PackedSequenceDataset, tiling: Tiling) -> Iterator[Problem]:
+    """Every token of every document is in the packs once, but for those that the policy takes away."""
+    path = dataset.store.path
+    faults = Faults(path, "documents")
+    first = 0
+    for lengths in dataset.store.length_chunks(CHUNK):
+        begins, ends = kept_range(lengths, dataset.packing)
+        for at in faults.to_name(tiling.is_wrong(first, begins, ends)):
+            yield Problem(
+                path=path,
+                place=f"document {first + at}",
+                message=f"the packs do not hold its tokens {begins[at]} to {ends[at]} (of {lengths[at]}) exactly once",
+            )
+        first += len(lengths)
+    yield from faults.rest()
+
+
+def _check_ledger(dataset: PackedSequenceDataset, num_tokens: int) -> Iterator[Problem]:
+    """The ledger against a count of what is in the packs and what is not."""
+    packing, ledger = dataset.packing, dataset.ledger
+    raw = lost = 0
+    for lengths in dataset.store.length_chunks(CHUNK):
+        begins, ends = kept_range(lengths, packing)
+        raw += int(lengths.sum())
+        lost += int((lengths - (ends - begins)).sum())
+    expected = {
+        "raw_tokens": raw,
+        "num_tokens": num_tokens,
+        "truncated_tokens": lost if packing.over_long.startswith("truncate") else 0,
+        "dropped_tokens": lost if packing.over_long == "drop" else 0,
+        "num_packs": len(dataset),
+        "pad_tokens": len(dataset) * packing.max_seq_len - num_tokens,
+    }
+    for name, value in expected.items():
+        if getattr(ledger, name) != value:
+            message = f"{name} of the ledger is {getattr(ledger, name):,}; counted were {value:,}"
+            yield Problem(path=dataset.store.path, place="", message=message)

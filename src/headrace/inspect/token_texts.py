@@ -1,0 +1,325 @@
+"""Token ids -> text: the text of each token, whose turn it belongs to, and stretches of tokens that are alike.
+
+Several tokens may make one character; they then share a group. The tokenizer that made a store is found by the
+manifest, and verified before it is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from headrace.errors import ConfigError, StoreError
+from headrace.inspect.shown import Stretch
+from headrace.prepare.tokenizer import load_tokenizer
+from headrace.stores import TokenizerInfo
+
+_REPLACEMENT = "\ufffd"
+_MOST_PARTS = 8
+"""Tokens that are tried as one character, for tokenisers whose tokens have no bytes of their own."""
+
+
+class TokenGroup(NamedTuple):
+    """Tokens ``[begin, end)``, which have a text only together; mostly one."""
+
+    begin: int
+    end: int
+    text: str
+    alone: tuple[str, ...] = ()
+    """Of several tokens, what is to be said of each by itself, such as ``\\xf0``."""
+
+
+class TokenTexts(Protocol):
+    """What is known of a vocabulary."""
+
+    added: dict[int, str]
+    """Added tokens, which are never found inside of others, by id."""
+
+    special: frozenset[int]
+    """Those of them that are special."""
+
+    def groups(self, ids: Sequence[int]) -> list[TokenGroup]:
+        """The ids as groups, in order and without a gap."""
+
+
+def texts_of(groups: Sequence[TokenGroup], alike: Sequence[Hashable]) -> list[str]:
+    """A text for each token; a character of several tokens is with the first, if ``alike`` is equal for all of them."""
+    texts: list[str] = []
+    for begin, end, text, alone in groups:
+        if end - begin == 1 or len(set(alike[begin:end])) == 1:
+            texts += [text, *[""] * (end - begin - 1)]
+        else:
+            texts += alone
+    return texts
+
+
+def open_texts(tokenizer: Tokenizer) -> TokenTexts:
+    """The texts of a tokeniser: by their bytes where it is byte-level, else as it decodes them."""
+    decoder = msgspec.json.decode(tokenizer.to_str().encode())["decoder"] or {}
+    return ByteTexts(tokenizer) if decoder.get("type") == "ByteLevel" else DecodedTexts(tokenizer)
+
+
+class IdTexts:
+    """Numbers in place of texts, where there is no tokeniser."""
+
+    added: dict[int, str]
+    special: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.added = {}
+
+    def groups(self, ids: Sequence[int]) -> list[TokenGroup]:
+        """See `TokenTexts.groups`."""
+        return [TokenGroup(place, place + 1, f"{number} ") for place, number in enumerate(ids)]
+
+
+class _Vocabulary:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        tokens = tokenizer.get_added_tokens_decoder()
+        self.added = {number: token.content for number, token in tokens.items()}
+        self.special = frozenset(number for number, token in tokens.items() if token.special)
+
+    def _token(self, number: int) -> str | None:
+        token: str | None = self._tokenizer.id_to_token(number) if 0 <= number < 1 << 32 else None
+        return token
+
+
+class ByteTexts(_Vocabulary):
+    """Of a byte-level tokeniser: every token is some bytes, and the text is all of them in a row."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self._bytes: dict[int, bytes] = {}
+
+    def groups(self, ids: Sequence[int]) -> list[TokenGroup]:
+        """See `TokenTexts.groups`. Bytes that are no UTF-8 are written as ``\\xff``."""
+        found = []
+        begin, pending = 0, b""
+        for place, number in enumerate(ids):
+            pending += self._bytes_of(number)
+            try:
+                text = pending.decode()
+            except UnicodeDecodeError as error:
+                if error.reason == "unexpected end of data" and place + 1 < len(ids):
+                    continue
+                text = pending.decode(errors="backslashreplace")
+            alone = (self._bytes_of(number).decode(errors="backslashreplace") for number in ids[begin : place + 1])
+            found.append(TokenGroup(begin, place + 1, text, tuple(alone) if begin < place else ()))
+            begin, pending = place + 1, b""
+        return found
+
+    def _bytes_of(self, number: int) -> bytes:
+        known = self._bytes.get(number)
+        if known is None:
+            token = self.added.get(number)
+            if token is not None:
+                known = token.encode()
+            else:
+                token = self._token(number)
+                known = _unknown(number).encode() if token is None else _bytes_of_token(token)
+            self._bytes[number] = known
+        return known
+
+
+class DecodedTexts(_Vocabulary):
+    """Of any tokeniser: what a token adds to the text of the token before it."""
+
+    def groups(self, ids: Sequence[int]) -> list[TokenGroup]:
+        """See `TokenTexts.groups`."""
+        found: list[TokenGroup] = []
+        first, begin = 0, 0
+        before = ""
+        for end in range(1, len(ids) + 1):
+            text = self._decode(ids[first:end])
+            is_part = text.endswith(_REPLACEMENT) and end - begin < _MOST_PARTS and end < len(ids)
+            if is_part:
+                continue
+            alone = tuple(map(self._name, ids[begin:end])) if end - begin > 1 else ()
+            found.append(TokenGroup(begin, end, text.removeprefix(before), alone))
+            first, begin = begin, end
+            before = self._decode(ids[first:end])
+        return found
+
+    def _name(self, number: int) -> str:
+        return self._token(number) or _unknown(number)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        known = [number for number in ids if self._token(number) is not None]
+        if len(known) < len(ids):
+            return "".join(map(self._name, ids))
+        text: str = self._tokenizer.decode(known, skip_special_tokens=False)
+        return text
+
+
+def _unknown(number: int) -> str:
+    return f"<no token {number}>"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that byte-level tokenisers write for each byte: the printable ones of Latin-1 stand for
+    themselves, the other 68 bytes for the characters from 256 on, in their order."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _bytes_of_token(token: str) -> bytes:
+    try:
+        return bytes(_ALPHABET[character] for character in token)
+    except KeyError:  # written into the vocabulary as it is
+        return token.encode()
+
+
+class Found(NamedTuple):
+    """A vocabulary, where it came from, and what a reader should know."""
+
+    texts: TokenTexts
+    source: str | None
+    note: str = ""
+
+
+def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool, path: str) -> Found:
+    """The vocabulary to read a store with; without any, ids stand in place of texts.
+
+    Args:
+        made_by: what the manifest says.
+        given: a ``tokenizer.json``, or its folder, as the user says it; None takes the one that the manifest names.
+        is_any: take it although it is another one than the store was made with.
+        path: the store, for messages.
+
+    Raises:
+        ConfigError: it cannot be read, or is not the one that the store was made with.
+        StoreError: the one that the manifest names is not there, or was changed.
+    """
+    if given is None and made_by is None:
+        return Found(IdTexts(), None, "the store does not say its tokeniser, so that ids are shown: give --tokenizer")
+    name = given if given is not None else made_by.source if made_by is not None else ""
+    try:
+        tokenizer = load_tokenizer(name)
+    except ConfigError as error:
+        if given is not None:
+            raise
+        raise StoreError(
+            f"{path}: its tokeniser cannot be read: {error}. Give --tokenizer PATH, or --ids to see numbers"
+        ) from None
+    if made_by is None or tokenizer.fingerprint == made_by.xxh3_128:
+        return Found(open_texts(tokenizer.instance()), name)
+    message = (
+        f"{path} was made with another tokeniser: {made_by.source}, xxh3 {made_by.xxh3_128}; {name} has xxh3 "
+        f"{tokenizer.fingerprint}"
+    )
+    if not is_any:
+        if given is None:
+            raise StoreError(f"{message}: it was changed since. Give the old one with --tokenizer PATH")
+        raise ConfigError(f"{message}. Give that one, or --any-tokenizer to read the store with this one all the same")
+    return Found(
+        open_texts(tokenizer.instance()), name, f"read with another tokeniser than the store was made with: {name}"
+    )
+
+
+ROLES = frozenset(
+    (
+        *("system", "developer", "user", "human", "assistant", "model", "chatbot", "bot", "ai"),
+        *("tool", "function", "observation", "ipython", "environment"),
+    )
+)
+"""Names of roles, as templates write them."""
+
+_FILLERS = frozenset(("im", "start", "begin", "of", "turn", "token", "header", "id", "role", "prompt"))
+_BRACKETS = {"[INST]": "user", "[/INST]": "assistant"}
+_MOST_CHARS = 24
+
+
+def roles_of(vocabulary: TokenTexts, ids: Sequence[int], groups: Sequence[TokenGroup]) -> list[str]:
+    """A role for each token, empty before the first that is told.
+
+    Told are turns that begin with an added token which names the role, as ``<|user|>``, or which the name follows, up
+    to the end of the line or the next added token, as ``<|im_start|>user``. Templates whose turns begin with plain
+    text, as ``USER:``, tell nothing here.
+    """
+    roles: list[str] = []
+    role = ""
+    for number, group in enumerate(groups):
+        if group.end - group.begin == 1 and ids[group.begin] in vocabulary.added:
+            role = (
+                _named(vocabulary.added[ids[group.begin]])
+                or _following(vocabulary, ids, groups[number + 1 : number + 1 + _MOST_CHARS])
+                or role
+            )
+        roles += [role] * (group.end - group.begin)
+    return roles
+
+
+def _named(token: str) -> str:
+    """The role that the name of a token says, or nothing: ``<|USER_TOKEN|>`` says user, ``<|end_of_user|>`` nothing."""
+    if token in _BRACKETS:
+        return _BRACKETS[token]
+    words = [word for word in re.findall("[a-z]+", token.lower()) if word not in _FILLERS]
+    return words[0] if len(words) == 1 and words[0] in ROLES and "/" not in token else ""
+
+
+def _following(vocabulary: TokenTexts, ids: Sequence[int], groups: Sequence[TokenGroup]) -> str:
+    text = ""
+    for group in groups:
+        if ids[group.begin] in vocabulary.added:
+            break
+        text += group.text
+        if "\n" in text or len(text) > _MOST_CHARS:
+            break
+    else:
+        return ""
+    name = text.partition("\n")[0].strip().lower()
+    return name if name in ROLES else ""
+
+
+def stretches(
+    vocabulary: TokenTexts,
+    ids: NDArray[Any],
+    *,
+    mask: NDArray[Any] | None = None,
+    positions: NDArray[Any] | None = None,
+) -> tuple[Stretch, ...]:
+    """(n,) ids, with (n,) marks of those that are trained, and (n,) position ids, by default 0, 1, 2 ...
+
+    A stretch ends where the role, the mask, or the segment changes, and around special tokens. O(n).
+    """
+    numbers: list[int] = ids.tolist()
+    groups = vocabulary.groups(numbers)
+    roles = roles_of(vocabulary, numbers, groups)
+    trained: list[bool | None] = [None] * len(numbers) if mask is None else (mask != 0).tolist()
+    places = list(range(len(numbers))) if positions is None else positions.tolist()
+    alike = [
+        # Of one segment are tokens whose positions count on.
+        (is_trained, number in vocabulary.special, role, place - position)
+        for place, (number, is_trained, role, position) in enumerate(zip(numbers, trained, roles, places, strict=True))
+    ]
+    texts = texts_of(groups, alike)
+    return tuple(
+        Stretch(
+            begin=begin,
+            position=places[begin],
+            ids=tuple(numbers[begin:end]),
+            texts=tuple(texts[begin:end]),
+            is_trained=trained[begin],
+            is_special=numbers[begin] in vocabulary.special,
+            role=roles[begin],
+        )
+        for begin, end in runs(alike)
+    )
+
+
+def runs(values: Sequence[object]) -> list[tuple[int, int]]:
+    """``[begin, end)`` of each run of equal values: (a, a, b) gives (0, 2), (2, 3)."""
+    borders = [place for place in range(1, len(values)) if values[place] != values[place - 1]]
+    edges = [0, *borders, len(values)] if values else []
+    return list(itertools.pairwise(edges))
