@@ -13,8 +13,7 @@ import pytest
 
 from copies_made import content, documents, drawn, pair
 from counts import PATIENCE_S
-from headrace.cli import copying, progress
-from headrace.copying import CopyProgress
+from headrace.cli import progress
 
 
 def test_merge_prints_a_summary(run: Any, tmp_path: Path) -> None:
@@ -125,20 +124,6 @@ def test_progress_says_how_far_it_is(run: Any, tmp_path: Path, monkeypatch: pyte
     result = run("merge", drawn(tmp_path / "a", 1, 20), "-o", tmp_path / "out")
     assert "100.0%  20 documents" in result.stderr
     assert "checking 100.0%  20 documents" in result.stderr
-
-
-def test_the_line_counts_each_phase_anew() -> None:
-    speed = copying._Speed()
-
-    def seen(phase: Any, documents: int, elapsed_s: float) -> str:
-        state = CopyProgress(phase=phase, documents=documents, total_documents=100, tokens=documents * 1000)
-        speed.see(state, elapsed_s)
-        return speed.text(state, elapsed_s)
-
-    assert seen("copy", 10, 1.0).endswith("? left")
-    assert seen("copy", 30, 3.0) == " 30.0%  30 documents  10.0 ktokens/s  7.0 s left"
-    assert seen("check", 50, 9.0).endswith("? left")
-    assert seen("check", 100, 10.0) == "checking 100.0%  100 documents  50.0 ktokens/s  0.0 s left"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import pty
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ from headrace.prepare import (
     OutputOptions,
     RecordOptions,
     TextOptions,
-    TextProgress,
     TokenOptions,
 )
 
@@ -265,42 +261,6 @@ def test_misuse(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "t"]
 
 
-def test_progress_on_a_terminal(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
-    many = tmp_path / "many.jsonl"
-    many.write_bytes(b"".join(path.read_bytes() + b"\n" for path in sorted(corpus.iterdir())) * 150)
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-c", "from headrace.cli import main; main()", "prepare", str(many)]
-    command += ["-o", str(tmp_path / "out"), "--tokenizer", str(tokenizer), "--json", "--workers", "1"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=follower, env={**os.environ, "COLUMNS": "100"}
-    ) as run:
-        os.close(follower)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(leader, 4096)
-            except OSError:  # how Linux tells the end of a terminal
-                break
-            if not piece:
-                break
-            shown += piece
-        os.close(leader)
-        output = run.stdout.read() if run.stdout else b""
-    assert run.returncode == 0
-    assert json.loads(output)["documents"] == 15_000
-    lines = shown.decode().split("\r\x1b[K")
-    assert len(lines) > 2
-    # From the beginning on every phase has its name.
-    phases = list(dict.fromkeys(re.sub(r" +[\d.]+%.*", "", line) for line in lines[1:-1]))
-    assert phases[0] == "loading the tokeniser"
-    assert phases[-2:] == ["encoding", "finishing"]
-    for line in lines[1:-1]:
-        if line.startswith("encoding "):
-            shape = r"encoding +[\d.]+%  [\d,]+ documents  [\d.]+ [kM]?B/s  [\d.]+ [kM]?tokens/s  .* left"
-            assert re.fullmatch(shape, line)
-    assert lines[0] == lines[-1] == ""  # the line is clean at the end
-
-
 def test_progress_off_a_terminal(run: Any, corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("headrace.cli.progress.PLAIN_EVERY_S", 0.0)
     arguments = ["prepare", corpus, "--tokenizer", tokenizer, "--shuffle", 1]
@@ -328,23 +288,3 @@ def test_notices(run: Any, monkeypatch: pytest.MonkeyPatch, prepared: Path, quie
     assert result.stderr == "note: continuing the unfinished run in this folder\n"
     # Speeds of a run of which only the end was seen would be too good to be true.
     assert re.fullmatch(r"  time       [\d.]+ s since it went on", result.stdout.splitlines()[-1])
-
-
-def test_progress_of_a_continued_run_counts_from_there() -> None:
-    from headrace.cli.prepare import Speed
-
-    speed = Speed()
-
-    def line(input_bytes: int, tokens: int, elapsed_s: float, phase: str = "encode") -> str:
-        progress = TextProgress(
-            phase=phase, input_bytes=input_bytes, total_bytes=1_000_000, documents=1234, tokens=tokens
-        )
-        speed.see(progress, elapsed_s)
-        return speed.text(progress, elapsed_s)
-
-    assert line(0, 0, 1.0, "probe") == "probing the tokeniser   0.0%  ? left"
-    assert line(250_000, 0, 2.0, "probe") == "probing the tokeniser  25.0%  3.0 s left"
-    assert line(900_000, 400_000, 2.0) == "encoding  90.0%  1,234 documents  0 B/s  0 tokens/s  ? left"
-    assert line(950_000, 420_000, 7.0) == "encoding  95.0%  1,234 documents  10.0 kB/s  4.00 ktokens/s  5.0 s left"
-    assert line(0, 450_000, 12.0, "sort") == "sorting   0.0%  1,234 documents  0 B/s  ? left"
-    assert line(200_000, 450_000, 14.0, "sort") == "sorting  20.0%  1,234 documents  100 kB/s  8.0 s left"

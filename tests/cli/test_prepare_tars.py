@@ -18,7 +18,6 @@ from click.testing import CliRunner
 from counts import PATIENCE_S
 from energon_made import PNG, write_tar
 from headrace.cli import main, prepare_tars
-from headrace.prepare.energon import EnergonProgress
 from headrace.stores.energon import EnergonStore, read_splits
 
 
@@ -195,10 +194,3 @@ def test_a_real_terminal(tars: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown.decode()
     assert b"12 samples in 4 shards" in shown
     assert (tars / ".nv-meta/dataset.yaml").exists()
-
-
-def test_progress() -> None:
-    progress = EnergonProgress(done=5, total=20, done_bytes=250, total_bytes=1000, samples=5000)
-    assert prepare_tars.progress_text(progress, 2.0) == " 25.0%  5 of 20  5,000 samples  2.50 k/s  6.0 s left"
-    begun = EnergonProgress(done=0, total=20, done_bytes=0, total_bytes=1000, samples=0)
-    assert prepare_tars.progress_text(begun, 0.0) == "  0.0%  0 of 20  0 samples"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.command import Command, json_option, print_json
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import plural
 
@@ -70,9 +70,9 @@ def export_cache(
     from headrace.compat.megatron import export_cache
 
     made = []
-    with ProgressLine(quiet=as_json) as line:
+    with ProgressBar(quiet=as_json) as bar:
         for part, number in wanted.items():
-            blend = _blend(data, part, number, {**options, **flags}, line)
+            blend = _blend(data, part, number, {**options, **flags}, bar)
             made += export_cache(
                 blend,
                 tokenizer=options["tokenizer"],
@@ -167,13 +167,12 @@ def _identifiers(path: str) -> dict[str, Any]:
 
 
 def _blend(
-    data: tuple[str, ...], part: Any, num_samples: int | None, options: dict[str, Any], line: ProgressLine
+    data: tuple[str, ...], part: Any, num_samples: int | None, options: dict[str, Any], bar: ProgressBar
 ) -> Dataset:
     from headrace.compat.megatron import GPTBlend, GPTDataset
 
     def build(prefix: str, wanted: int | None) -> GPTDataset:
-        if line.is_terminal or line.is_due:
-            line.show(f"{part} of {prefix}")
+        bar.update("making caches", text=f"{part} of {prefix}")
         return GPTDataset(
             prefix,
             sequence_length=options["sequence_length"],
@@ -225,14 +224,14 @@ def check_cache(
     reading = CacheReading(not no_extra_token, not keep_partial_validation, dict(_pair(each) for each in moved))
     descriptions = find_descriptions(Path(path))
     verdicts = []
-    with ProgressLine(quiet=quiet or as_json) as line:
+    with ProgressBar(quiet=quiet or as_json) as bar:
         for number, description in enumerate(descriptions):
-            if line.is_terminal or line.is_due:
-                line.show(f"checking cache {number + 1:,} of {len(descriptions):,}: {description}")
+            text = f"cache {number + 1:,} of {len(descriptions):,}: {description}"
+            bar.update("checking", number, len(descriptions), text=text)
             verdicts.append(check_cache(description, reading))
-            line.clear()
-            if not as_json and not (quiet and verdicts[-1].ok):
-                click.echo("\n".join(cache_report(verdicts[-1])))
+    for verdict in verdicts:
+        if not as_json and not (quiet and verdict.ok):
+            click.echo("\n".join(cache_report(verdict)))
     faulty = sum(not verdict.ok for verdict in verdicts)
     if as_json:
         print_json({"path": path, "ok": not faulty, "caches": verdicts})

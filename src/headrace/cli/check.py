@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 
 from headrace.cli.command import Command, dialect_options, is_given, json_option, part_options, print_json
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, plural, problem_lines, size
 
@@ -78,29 +78,28 @@ def print_sample_check(
     wanted = SampleCheck(
         dataset=SampleOptions(**options), decode=given["decode"], workers=given["workers"] or usable_cores()
     )
-    with ProgressLine(quiet=quiet) as line:
+    with ProgressBar(quiet=quiet) as bar:
 
         def show_read(file: str, num_bytes: int) -> None:
-            if line.is_due:
-                line.show(f"checking {file} ({size(num_bytes)} read)")
+            bar.update("checking", text=f"{file} ({size(num_bytes)} read)", speeds={"B": num_bytes})
 
         def show_decoded(done: int, samples: int) -> None:
-            if line.is_due:
-                line.show(f"decoding: {done / max(samples, 1):6.1%}  {count(done)} of {plural(samples, 'sample')}")
+            text = f"{count(done)} of {plural(samples, 'sample')}"
+            bar.update("decoding", done, samples, text=text, speeds={"samples": done})
 
         if mixes:
             from headrace.inspect.metadataset import check_mix
 
             mix = check_mix(path, wanted, on_read=show_read, on_decoded=show_decoded)
-            told = _Told(mix, mix.ok, list(mix_problems(mix)), mix_summary(mix, line.elapsed_s), line.elapsed_s)
+            told = _Told(mix, mix.ok, list(mix_problems(mix)), mix_summary(mix, bar.elapsed_s), bar.elapsed_s)
         else:
             verdict = check_samples(path, wanted, on_read=show_read, on_decoded=show_decoded)
             if verdict is None:
                 return None
-            lines = sample_summary(verdict, line.elapsed_s)
+            lines = sample_summary(verdict, bar.elapsed_s)
             if given["quarantine"]:
                 lines.append(_quarantined(path, wanted.dataset, verdict))
-            told = _Told(verdict, verdict.ok, list(verdict.problems), lines, line.elapsed_s)
+            told = _Told(verdict, verdict.ok, list(verdict.problems), lines, bar.elapsed_s)
     _tell(told, quiet=quiet, as_json=as_json)
     return told.ok
 
@@ -227,15 +226,15 @@ def command(
     wanted = _packing(packing, key=key, plan_folder=plan_folder)
     options = IndexedOptions(dialect=dialect, documents=documents)
     packs: PackVerdict | None = None
-    with ProgressLine(quiet=quiet) as line:
+    with ProgressBar(quiet=quiet) as bar:
 
         def show(number: int, num_shards: int, shard: str, num_bytes: int) -> None:
-            if line.is_terminal or line.is_due:
-                line.show(f"checking shard {number + 1:,} of {num_shards:,}: {shard} ({size(num_bytes)})")
+            text = f"shard {number + 1:,} of {num_shards:,}: {shard} ({size(num_bytes)})"
+            bar.update("checking", number, num_shards, text=text)
 
         def show_packs(done: int, num_packs: int) -> None:
-            if line.is_due:
-                line.show(f"checking packs: {done / num_packs:6.1%}  {count(done)} of {count(num_packs)}")
+            text = f"{count(done)} of {count(num_packs)}"
+            bar.update("checking packs", done, num_packs, text=text, speeds={"packs": done})
 
         verdict = check_store(path, tokenizer=tokenizer, on_shard=show, options=options)
         problems = verdict.problems
@@ -245,7 +244,7 @@ def command(
             folder = None if plan_folder is None else Path(plan_folder)
             packs, faults = check_packs(path, wanted, key=key, plan_folder=folder, on_packs=show_packs, options=options)
             problems = tuple(faults)
-        elapsed_s = line.elapsed_s
+        elapsed_s = bar.elapsed_s
     if as_json:
         import msgspec
 

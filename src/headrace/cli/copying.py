@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from headrace.cli.command import Command, dialect_options, json_option, print_json
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, duration, listing, plural, short, size
+from headrace.inspect.figures import count, duration, listing, plural, size
 
 if TYPE_CHECKING:
     from headrace.copying import CopyOptions, CopyProgress, CopyReport
@@ -67,16 +68,9 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
     """
     quiet, as_json = given["quiet"], given["as_json"]
     options = _copy_options(given, more)
-    with ProgressLine(quiet=quiet) as line:
-        speed = _Speed()
-
-        def show(progress: CopyProgress) -> None:
-            speed.see(progress, line.elapsed_s)
-            if line.is_due:
-                line.show(speed.text(progress, line.elapsed_s))
-
-        report = tool(options=options, dry_run=given["dry_run"], on_progress=show)
-        elapsed_s = line.elapsed_s
+    with ProgressBar(quiet=quiet) as bar:
+        report = tool(options=options, dry_run=given["dry_run"], on_progress=partial(_show, bar))
+        elapsed_s = bar.elapsed_s
     if not quiet:
         for warning in report.warnings:
             click.echo(f"note: {warning}", err=True)
@@ -116,27 +110,10 @@ def _dtypes(given: tuple[str, ...]) -> str | dict[str, str] | None:
     return named.get("", named)
 
 
-class _Speed:
-    """Makes the moving line; speeds count from the first progress of a phase on."""
-
-    def __init__(self) -> None:
-        self._first: tuple[CopyProgress, float] | None = None
-
-    def see(self, progress: CopyProgress, elapsed_s: float) -> None:
-        """Take note of every progress, whether it is shown or not."""
-        if self._first is None or self._first[0].phase != progress.phase:
-            self._first = progress, elapsed_s
-
-    def text(self, progress: CopyProgress, elapsed_s: float) -> str:
-        """Share, documents, speed and the time left, in one line."""
-        first, since_s = self._first or (progress, elapsed_s)
-        took_s = max(elapsed_s - since_s, 1e-9)
-        made = progress.documents - first.documents
-        left = duration((progress.total_documents - progress.documents) / made * took_s) if made else "?"
-        share = progress.documents / max(progress.total_documents, 1)
-        what = "checking " if progress.phase == "check" else ""
-        speed = f"{short((progress.tokens - first.tokens) / took_s)}tokens/s"
-        return f"{what}{share:6.1%}  {count(progress.documents)} documents  {speed}  {left} left"
+def _show(bar: ProgressBar, progress: CopyProgress) -> None:
+    phase = {"copy": "copying", "check": "checking"}[progress.phase]
+    text = f"{count(progress.documents)} documents"
+    bar.update(phase, progress.documents, progress.total_documents, text=text, speeds={"tokens": progress.tokens})
 
 
 def summary(report: CopyReport, elapsed_s: float) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.command import Command, config_options, dialect_options, json_option, print_json
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, listing, plural, short, size, table
 
@@ -101,11 +101,11 @@ def _print_samples(found: SampleDescription, *, as_json: bool) -> None:
 def _pack_figures(path: str, max_seq_lens: tuple[int, ...], key: str | None, options: IndexedOptions) -> PackFigures:
     from headrace.inspect.description import pack_figures
 
-    with ProgressLine(quiet=False) as line:
+    with ProgressBar(quiet=False) as bar:
 
         def show(max_seq_len: int, done: int, num_documents: int) -> None:
-            if line.is_due:
-                line.show(f"packs of {count(max_seq_len)}: {count(done)} of {count(num_documents)} documents")
+            text = f"{count(done)} of {count(num_documents)} documents"
+            bar.update(f"packs of {count(max_seq_len)}", done, num_documents, text=text)
 
         return pack_figures(path, max_seq_lens, key=key, on_documents=show, options=options)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.command import Command, config_options, json_option, print_json
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, listing, plural, short, size, table
+from headrace.inspect.figures import count, listing, plural, size, table
 
 if TYPE_CHECKING:
     from headrace.datasets import MeasuredFacts
@@ -56,15 +56,12 @@ def command(
     options = opening_options(task_encoder, {"trust_code": trust_code})
     dataset = MediaDataset.open(path, split_part, split_config=split_config, dataset_config=dataset_config, **options)
     before: list[int] = []
-    with ProgressLine(quiet=quiet or as_json) as line:
+    with ProgressBar(quiet=quiet or as_json) as bar:
 
         def show(done: int, num_samples: int) -> None:
             before.append(done) if not before else None
-            if line.is_due:
-                rate = (done - before[0]) / max(line.elapsed_s, 1e-9)
-                line.show(
-                    f"measuring {done / num_samples:6.1%}  {count(done)} of {count(num_samples)}, {short(rate)}/s"
-                )
+            text = f"{count(done)} of {count(num_samples)}"
+            bar.update("measuring", done, num_samples, text=text, speeds={"samples": done})
 
         found = measure(dataset, task_encoder, folder=output, workers=workers or usable_cores(), on_samples=show)
     if faults is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,7 @@ from headrace.cli.command import Command, json_option, print_json
 from headrace.cli.prepare_recipe import lines
 from headrace.cli.prepare_shards import refuse_shard_options, shard_options
 from headrace.cli.prepare_tars import is_in_place, refuse_tar_options, tar_options
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, short, size
 from headrace.prepare.forking import be_one_thread
@@ -35,40 +36,13 @@ _PHASES = {
 }
 
 
-class Speed:
-    """Makes the line that shows how far a run is.
-
-    Speeds and the time left count from the first progress of a phase on: what was there before (the work of a run that
-    was killed, the start) took other time.
-    """
-
-    def __init__(self) -> None:
-        self._first: tuple[TextProgress, float] | None = None
-
-    def see(self, progress: TextProgress, elapsed_s: float) -> bool:
-        """Take note of every progress, whether it is shown or not. Whether a phase begins with it."""
-        if self._first is not None and self._first[0].phase == progress.phase:
-            return False
-        self._first = progress, elapsed_s
-        return True
-
-    def text(self, progress: TextProgress, elapsed_s: float) -> str:
-        """The phase, its share, documents, speeds and the time left, in one line."""
-        name = _PHASES[progress.phase]
-        if not progress.total_bytes:
-            return name
-        first, since_s = self._first or (progress, elapsed_s)
-        took_s = max(elapsed_s - since_s, 1e-9)
-        num_bytes = progress.input_bytes - first.input_bytes
-        share = progress.input_bytes / max(progress.total_bytes, 1)
-        left = duration((progress.total_bytes - progress.input_bytes) / num_bytes * took_s) if num_bytes > 0 else "?"
-        shown = f"{name} {share:6.1%}"
-        if progress.phase in ("probe", "prove"):
-            return f"{shown}  {left} left"
-        speed = f"{size(num_bytes / took_s)}/s"
-        if progress.phase == "encode":
-            speed += f"  {short((progress.tokens - first.tokens) / took_s)}tokens/s"
-        return f"{shown}  {count(progress.documents)} documents  {speed}  {left} left"
+def _show(bar: ProgressBar, progress: TextProgress) -> None:
+    phase, done, total = _PHASES[progress.phase], progress.input_bytes, progress.total_bytes
+    if not total or progress.phase in ("probe", "prove"):
+        bar.update(phase, done, total)
+        return
+    speeds = {"B": done} | ({"tokens": progress.tokens} if progress.phase == "encode" else {})
+    bar.update(phase, done, total, text=f"{count(progress.documents)} documents", speeds=speeds)
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
@@ -324,24 +298,17 @@ def command(
         return
     if output is None:
         raise ConfigError("--output DIR is missing: the folder for the result")
-    speed = Speed()
     is_whole = True
-    with ProgressLine(quiet=quiet) as line:
-
-        def show(progress: TextProgress) -> None:
-            begins = speed.see(progress, line.elapsed_s)
-            if line.is_due or (begins and line.is_terminal):
-                line.show(speed.text(progress, line.elapsed_s))
+    with ProgressBar(quiet=quiet) as bar:
 
         def notice(message: str) -> None:
             nonlocal is_whole
             is_whole = is_whole and not message.startswith(CONTINUED)
             if not quiet:
-                line.clear()
-                click.echo(f"note: {message}", err=True)
+                bar.note(f"note: {message}")
 
-        manifest = work.prepare(output, show, notice)
-        elapsed_s = line.elapsed_s
+        manifest = work.prepare(output, partial(_show, bar), notice)
+        elapsed_s = bar.elapsed_s
     if as_json:
         print_json(result(manifest, output, elapsed_s))
     elif not quiet:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from headrace.cli.command import print_json
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
 
@@ -104,12 +105,11 @@ def run(
     options = _options(given, named)
     from headrace.prepare.shards import estimate_shards, prepare_shards
 
-    line = ProgressLine(quiet=quiet)
+    bar = ProgressBar(quiet=quiet)
 
     def notice(message: str) -> None:
         if not quiet:
-            line.clear()
-            click.echo(f"note: {message}", err=True)
+            bar.note(f"note: {message}")
 
     if dry_run:
         estimate = estimate_shards(inputs, options=options, on_notice=notice)
@@ -120,25 +120,19 @@ def run(
         return
     if output is None:
         raise ConfigError("--output DIR is missing: the folder for the result")
-    with line:
-
-        def show(progress: ShardProgress) -> None:
-            if line.is_due:
-                line.show(progress_text(progress))
-
-        manifest = prepare_shards(inputs, output, options=options, on_progress=show, on_notice=notice)
-        elapsed_s = line.elapsed_s
+    with bar:
+        manifest = prepare_shards(inputs, output, options=options, on_progress=partial(_show, bar), on_notice=notice)
+        elapsed_s = bar.elapsed_s
     if as_json:
         print_json(result(manifest, output, elapsed_s))
     elif not quiet:
         click.echo("\n".join(summary(manifest, output, elapsed_s)))
 
 
-def progress_text(progress: ShardProgress) -> str:
-    """How far a run is, in one line."""
-    share = progress.done_bytes / max(progress.total_bytes, 1)
-    doing = "looking" if progress.phase == "survey" else "writing"
-    return f"{doing} {share:6.1%}  {count(progress.samples)} samples  {size(progress.done_bytes)}"
+def _show(bar: ProgressBar, progress: ShardProgress) -> None:
+    phase = "reading" if progress.phase == "survey" else "writing"
+    text = f"{count(progress.samples)} samples  {size(progress.done_bytes)}"
+    bar.update(phase, progress.done_bytes, progress.total_bytes, text=text, speeds={"B": progress.done_bytes})
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,9 +15,9 @@ import click
 
 from headrace.cli.command import print_json
 from headrace.cli.prepare_shards import parse_field_map, parse_shares
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, duration, listing, plural, short
+from headrace.inspect.figures import count, duration, listing, plural
 
 if TYPE_CHECKING:
     from headrace.prepare.energon import EnergonOptions, EnergonProgress, EnergonReport, MediaFilter
@@ -122,19 +123,14 @@ def run(
     options = _options(given, named)
     if _may_ask(given, quiet=quiet, as_json=as_json):
         options = ask(Path(path), options)
-    with ProgressLine(quiet=quiet or given["no_progress"]) as line:
-
-        def show(progress: EnergonProgress) -> None:
-            if line.is_due:
-                line.show(progress_text(progress, line.elapsed_s))
+    with ProgressBar(quiet=quiet or given["no_progress"]) as bar:
 
         def notice(message: str) -> None:
             if not quiet:
-                line.clear()
-                click.echo(f"note: {message}", err=True)
+                bar.note(f"note: {message}")
 
-        report = prepare_energon(path, options=options, on_progress=show, on_notice=notice)
-        elapsed_s = line.elapsed_s
+        report = prepare_energon(path, options=options, on_progress=partial(_show_progress, bar), on_notice=notice)
+        elapsed_s = bar.elapsed_s
     if as_json:
         print_json(result(report, elapsed_s))
     elif not quiet:
@@ -145,16 +141,12 @@ def _may_ask(given: dict[str, Any], *, quiet: bool, as_json: bool) -> bool:
     return not (given["non_interactive"] or quiet or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def progress_text(progress: EnergonProgress, elapsed_s: float) -> str:
-    """How far a run is, in one line."""
-    total, done = progress.total_bytes or progress.total, progress.done_bytes or progress.done
-    share = done / max(total, 1)
-    text = f"{share:6.1%}  {count(progress.done)} of {count(progress.total)}  {count(progress.samples)} samples"
-    if elapsed_s > 0 and progress.samples:
-        text += f"  {short(progress.samples / elapsed_s)}/s"
-    if 0.01 < share < 1:
-        text += f"  {duration(elapsed_s / share - elapsed_s)} left"
-    return text
+def _show_progress(bar: ProgressBar, progress: EnergonProgress) -> None:
+    done, total = progress.done, progress.total
+    text = f"{count(done)} of {count(total)}  {count(progress.samples)} samples"
+    if progress.total_bytes:
+        done, total = progress.done_bytes, progress.total_bytes
+    bar.update("indexing", done, total, text=text, speeds={"samples": progress.samples})
 
 
 def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:

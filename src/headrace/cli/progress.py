@@ -1,63 +1,148 @@
-"""How far a run is: one moving line on a terminal, now and then a plain line elsewhere, always on standard error."""
+"""How far a long run is: a bar for each phase on a terminal, a plain line now and then elsewhere; on standard error."""
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-LINE_EVERY_S = 0.2
+from headrace.inspect.figures import duration, short
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+BAR_EVERY_S = 0.2
 PLAIN_EVERY_S = 30.0
-_CLEAR = "\r\x1b[K"
+_NO_SPEEDS: Mapping[str, float] = {}
 
 
-class ProgressLine:
-    """Shows the latest text; as a context manager it leaves the terminal clean.
+class _Phase(NamedTuple):
+    """The first update of a phase: speeds count from there, as what was done before took other time."""
 
-    Off a terminal the first line comes after ``PLAIN_EVERY_S`` seconds, so that short runs say nothing.
+    name: str
+    begin_s: float
+    done: float
+    amounts: Mapping[str, float]
+
+
+class ProgressBar:
+    """Shows the latest `update`; as a context manager it leaves the terminal clean.
+
+    A terminal gets a bar for each phase, drawn by rich, without a thread: processes may be forked meanwhile. Anything
+    else gets a plain line every ``PLAIN_EVERY_S`` seconds, so that short runs say nothing.
+
+    Args:
+        quiet: show nothing at all.
+        stream: where to, by default standard error.
     """
 
     def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._quiet = quiet
-        self.is_terminal = self._stream.isatty()
+        self._is_terminal = self._stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
         self._begin_s = self._shown_s = time.monotonic()
+        self._phase: _Phase | None = None
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the beginning."""
         return time.monotonic() - self._begin_s
 
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to `show` again; texts are made only then."""
-        every_s = LINE_EVERY_S if self.is_terminal else PLAIN_EVERY_S
-        return not self._quiet and time.monotonic() - self._shown_s >= every_s
+    def update(
+        self,
+        phase: str,
+        done: float = 0,
+        total: float | None = None,
+        *,
+        text: str = "",
+        speeds: Mapping[str, float] = _NO_SPEEDS,
+    ) -> None:
+        """Take note of how far a phase is, and show it if it is time to.
 
-    def show(self, text: str) -> None:
-        """Put this text on the line."""
+        Args:
+            phase: its name.
+            done: what is done of it, in any unit.
+            total: what there is to do, in the same; None where nobody knows.
+            text: what is shown beside it.
+            speeds: of each unit the amount so far, from the beginning of the run or of the phase: ``{"B": 2_000}``.
+        """
         if self._quiet:
             return
-        self._shown_s = time.monotonic()
-        if self.is_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(_CLEAR + text[:width])
+        now = time.monotonic()
+        begins = self._phase is None or self._phase.name != phase
+        if self._phase is None or begins:
+            before, self._phase = self._phase, _Phase(phase, now, done, dict(speeds))
+            if before is not None:
+                self._finish(before.name)
+        every_s = BAR_EVERY_S if self._is_terminal else PLAIN_EVERY_S
+        if now - self._shown_s < every_s and not (begins and self._is_terminal):
+            return
+        self._shown_s = now
+        told = [text] if text else []
+        took_s = now - self._phase.begin_s
+        if took_s > 0:
+            rates = {unit: (amount - self._phase.amounts.get(unit, 0)) / took_s for unit, amount in speeds.items()}
+            told += [f"{short(rate)}{unit}/s" for unit, rate in rates.items() if rate > 0]
+            if total and (made := done - self._phase.done) > 0:
+                told.append(f"{duration((total - done) / made * took_s)} left")
+        if self._is_terminal:
+            self._draw(phase, done, total, "  ".join(told))
         else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
-
-    def clear(self) -> None:
-        """Take the line away, so that something else can be printed."""
-        if self.is_terminal and not self._quiet:
-            self._stream.write(_CLEAR)
+            share = f" {done / total:6.1%}" if total else ""
+            self._stream.write("  ".join([phase + share, *told]) + "\n")
             self._stream.flush()
 
-    def __enter__(self) -> ProgressLine:
+    def note(self, message: str) -> None:
+        """Print a line that stays, above the bars; also where progress is not shown."""
+        if self._bars is None:
+            self._stream.write(message + "\n")
+            self._stream.flush()
+        else:
+            self._bars.console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+    def _draw(self, phase: str, done: float, total: float | None, text: str) -> None:
+        if self._bars is None:
+            self._bars = _bars(self._stream)
+            self._bars.start()
+        if phase not in self._tasks:
+            self._tasks[phase] = self._bars.add_task(phase, total=None, text="")
+        share = f"{done / total:6.1%}  " if total else ""
+        self._bars.update(self._tasks[phase], completed=done, total=total or None, text=share + text)
+        self._bars.refresh()
+
+    def _finish(self, phase: str) -> None:
+        """Show a phase as done, now that the next has begun."""
+        if self._bars is not None and phase in self._tasks:
+            self._bars.update(self._tasks[phase], completed=1, total=1, text="done")
+
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.clear()
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+
+def _bars(stream: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    return Progress(
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+        console=Console(file=stream, highlight=False),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )

@@ -7,7 +7,7 @@ import sys
 import click
 
 from headrace.cli.command import Command, json_option, print_json
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import ProgressBar
 from headrace.inspect.figures import count
 
 _LOOK_EVERY = 1 << 10
@@ -36,11 +36,11 @@ def command(
 
     if html is not None:
         check_page_name(html)
-    with ProgressLine(quiet=as_json) as line:
+    with ProgressBar(quiet=as_json) as bar:
 
         def show(records: int) -> None:
-            if records % _LOOK_EVERY == 0 and line.is_due:
-                line.show(f"{count(records)} records read")
+            if records % _LOOK_EVERY == 0:
+                bar.update("reading", text=f"{count(records)} records", speeds={"records": records})
 
         rendering = render_record(recipe, record, input_path=input_path, tokenizer=tokenizer, now=now, on_records=show)
     if html is not None:
