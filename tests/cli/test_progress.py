@@ -1,4 +1,4 @@
-"""Progress: bars on a terminal, plain lines elsewhere."""
+"""Progress and reports: bars and colours on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import progress
+from headrace.cli.command import print_report
 from headrace.cli.progress import ProgressBar
+from headrace.inspect.figures import listing, table
 
 CURSOR_BACK = "\x1b[?25h"
 
@@ -117,6 +119,23 @@ def test_a_dumb_terminal_has_plain_lines(monkeypatch: pytest.MonkeyPatch) -> Non
     with ProgressBar(quiet=False, stream=stream) as bar:
         bar.update("encoding", 1, 4)
     assert stream.getvalue() == "encoding  25.0%\n"
+
+
+def test_reports_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["a [b] c", *listing([("name", "value")]), *table([("one", "two"), ("1", "2")])]
+    print_report(lines)
+    plain = "a [b] c\n  name  value\n  one  two\n    1    2\n"
+    assert capsys.readouterr().out == plain
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    print_report(lines)
+    assert isinstance(sys.stdout, Terminal)
+    assert sys.stdout.getvalue().splitlines() == [
+        "a [b] c",
+        "\x1b[2m  name\x1b[0m  value",
+        "\x1b[1m  one  two\x1b[0m",
+        "    1    2",
+    ]
 
 
 def in_terminal(command: list[str], cwd: Path) -> tuple[int, str, str]:

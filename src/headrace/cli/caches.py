@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.command import Command, json_option, print_json, print_report
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import plural
@@ -231,7 +231,7 @@ def check_cache(
             verdicts.append(check_cache(description, reading))
     for verdict in verdicts:
         if not as_json and not (quiet and verdict.ok):
-            click.echo("\n".join(cache_report(verdict)))
+            print_report(cache_report(verdict))
     faulty = sum(not verdict.ok for verdict in verdicts)
     if as_json:
         print_json({"path": path, "ok": not faulty, "caches": verdicts})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from headrace.cli.command import Command, json_option, part_options, print_json
+from headrace.cli.command import Command, json_option, part_options, print_json, print_report
 from headrace.errors import ConfigError, OutputError
 from headrace.inspect.figures import size
 
@@ -124,4 +124,4 @@ def _describe(store: SampleStore, number: int, part: str | None, *, as_json: boo
     if as_json:
         print_json(sample.shown)
     else:
-        click.echo("\n".join([sample_heading(sample.shown), *sample_lines(sample, None)]))
+        print_report([sample_heading(sample.shown), *sample_lines(sample, None)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from headrace.cli.command import Command, dialect_options, is_given, json_option, part_options, print_json
+from headrace.cli.command import Command, dialect_options, is_given, json_option, part_options, print_json, print_report
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, plural, problem_lines, size
@@ -137,7 +137,7 @@ def _tell(told: _Told, *, quiet: bool, as_json: bool) -> None:
     for shown in problem_lines(told.problems):
         click.echo(safe_text(shown))
     if not quiet:
-        click.echo("\n".join(map(safe_text, told.lines)))
+        print_report(map(safe_text, told.lines))
 
 
 def sample_summary(verdict: SampleVerdict, elapsed_s: float) -> list[str]:
@@ -256,7 +256,7 @@ def command(
         for shown in problem_lines(problems):
             click.echo(shown)
         if not quiet:
-            click.echo("\n".join(summary(verdict, packs, len(problems), elapsed_s)))
+            print_report(summary(verdict, packs, len(problems), elapsed_s))
             if wanted is not None and not verdict.ok:
                 click.echo(f"{path}: its packs were not checked: first it has to be whole")
     if problems:

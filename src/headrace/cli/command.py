@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
 import click
 
 from headrace.errors import HeadraceError
-from headrace.inspect.figures import writable
+from headrace.inspect.figures import Heading, NamedValue, writable
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -103,6 +104,24 @@ def print_json(value: object) -> None:
     import msgspec
 
     click.echo(json.dumps(writable(msgspec.to_builtins(value)), indent=2, ensure_ascii=False))
+
+
+def print_report(lines: Iterable[str]) -> None:
+    """Lines on standard output; on a terminal with headings in bold and names of values faint, by rich."""
+    if not sys.stdout.isatty():
+        click.echo("\n".join(lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    for line in lines:
+        text = Text(line)
+        if isinstance(line, Heading):
+            text.stylize("bold")
+        elif isinstance(line, NamedValue):
+            text.stylize("dim", 0, line.name_chars)
+        console.print(text)
 
 
 def _print_error(kind: str, message: str, exit_code: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.cli.command import Command, dialect_options, json_option, print_json
+from headrace.cli.command import Command, dialect_options, json_option, print_json, print_report
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -79,7 +79,7 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
 
         print_json({**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)})
     elif not quiet:
-        click.echo("\n".join(summary(report, elapsed_s)))
+        print_report(summary(report, elapsed_s))
 
 
 def _copy_options(given: dict[str, Any], more: dict[str, Any]) -> CopyOptions:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.command import Command, config_options, dialect_options, json_option, print_json
+from headrace.cli.command import Command, config_options, dialect_options, json_option, print_json, print_report
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, listing, plural, short, size, table
@@ -67,7 +67,7 @@ def command(
         else:
             from headrace.inspect.description import pack_report
 
-            click.echo("\n".join(pack_report(figures)))
+            print_report(pack_report(figures))
         return
     if key is not None:
         raise ConfigError(f"--key {key} says what to pack: give --pack N too, or leave it out")
@@ -86,7 +86,7 @@ def command(
     if as_json:
         print_json(description)
     else:
-        click.echo("\n".join(report(description)))
+        print_report(report(description))
 
 
 def _print_samples(found: SampleDescription, *, as_json: bool) -> None:
@@ -95,7 +95,7 @@ def _print_samples(found: SampleDescription, *, as_json: bool) -> None:
         return
     from headrace.inspect.sample_lines import description_lines
 
-    click.echo("\n".join(description_lines(found)))
+    print_report(description_lines(found))
 
 
 def _pack_figures(path: str, max_seq_lens: tuple[int, ...], key: str | None, options: IndexedOptions) -> PackFigures:
@@ -209,7 +209,7 @@ def print_metadataset(path: str, *, steps: int | None, global_batch_size: int | 
     if as_json:
         print_json(numbers)
     else:
-        click.echo("\n".join(metadataset_report(numbers)))
+        print_report(metadataset_report(numbers))
 
 
 def metadataset_report(numbers: MetadatasetNumbers) -> list[str]:

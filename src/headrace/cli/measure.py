@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.command import Command, config_options, json_option, print_json
+from headrace.cli.command import Command, config_options, json_option, print_json, print_report
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, listing, plural, size, table
@@ -132,7 +132,7 @@ def print_measured(facts: MeasuredFacts, *, as_json: bool, **more: Any) -> None:
     if as_json:
         print_json({"path": str(facts.path), **more, "facts": facts.summary})
     else:
-        click.echo("\n".join(report(facts)))
+        print_report(report(facts))
 
 
 def check_kept(path: str, *, quiet: bool, as_json: bool) -> bool | None:

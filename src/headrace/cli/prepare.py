@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.command import Command, json_option, print_json, print_report
 from headrace.cli.prepare_recipe import lines
 from headrace.cli.prepare_shards import refuse_shard_options, shard_options
 from headrace.cli.prepare_tars import is_in_place, refuse_tar_options, tar_options
@@ -294,7 +294,7 @@ def command(
         if as_json:
             print_json(estimate)
         else:
-            click.echo("\n".join(estimate_lines(estimate)))
+            print_report(estimate_lines(estimate))
         return
     if output is None:
         raise ConfigError("--output DIR is missing: the folder for the result")
@@ -312,7 +312,7 @@ def command(
     if as_json:
         print_json(result(manifest, output, elapsed_s))
     elif not quiet:
-        click.echo("\n".join(summary(manifest, output, elapsed_s, is_whole=is_whole)))
+        print_report(summary(manifest, output, elapsed_s, is_whole=is_whole))
 
 
 class _Work(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.cli.command import print_json
+from headrace.cli.command import print_json, print_report
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -116,7 +116,7 @@ def run(
         if as_json:
             print_json(estimate)
         else:
-            click.echo("\n".join(estimate_lines(estimate)))
+            print_report(estimate_lines(estimate))
         return
     if output is None:
         raise ConfigError("--output DIR is missing: the folder for the result")
@@ -126,7 +126,7 @@ def run(
     if as_json:
         print_json(result(manifest, output, elapsed_s))
     elif not quiet:
-        click.echo("\n".join(summary(manifest, output, elapsed_s)))
+        print_report(summary(manifest, output, elapsed_s))
 
 
 def _show(bar: ProgressBar, progress: ShardProgress) -> None:

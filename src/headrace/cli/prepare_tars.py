@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.cli.command import print_json
+from headrace.cli.command import print_json, print_report
 from headrace.cli.prepare_shards import parse_field_map, parse_shares
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
@@ -134,7 +134,7 @@ def run(
     if as_json:
         print_json(result(report, elapsed_s))
     elif not quiet:
-        click.echo("\n".join(summary(report, elapsed_s)))
+        print_report(summary(report, elapsed_s))
 
 
 def _may_ask(given: dict[str, Any], *, quiet: bool, as_json: bool) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.command import Command, json_option, print_json, print_report
 from headrace.errors import ConfigError, StateError
 from headrace.inspect.figures import count, plural, table
 
@@ -73,7 +73,7 @@ def step_command(
         if as_json:
             print_json({"run": run, "step": step, "units": units, "notes": framed[0].notes})
             return
-        click.echo("\n".join(units_report(run, step, units, framed[0].notes)))
+        print_report(units_report(run, step, units, framed[0].notes))
         return
     sources, history = _opened(run, state, read_data=not no_data)
     from headrace.inspect.origins import with_inputs
@@ -82,7 +82,7 @@ def step_command(
     if as_json:
         print_json({"run": run, "step": step, "samples": samples, "notes": sources.notes})
         return
-    click.echo("\n".join(step_report(run, step, samples, sources.notes)))
+    print_report(step_report(run, step, samples, sources.notes))
 
 
 @command.command(cls=Command, name="sample", short_help="The steps that see a sample.")
@@ -137,7 +137,7 @@ def sample_command(
         print_json({"run": run, "source": source, **_asked(sample, kind), **found})
         return
     what = f"{next(iter(_asked(sample, kind)))} {sample}".replace("index", "sample")
-    click.echo("\n".join(sample_report(f"{run}: {what} of {source}", times, shown, notes)))
+    print_report(sample_report(f"{run}: {what} of {source}", times, shown, notes))
 
 
 def _asked(sample: str, kind: str | None) -> dict[str, Any]:

@@ -55,19 +55,38 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s"
 
 
+class Heading(str):
+    """The first line of a table, which terminals show in bold."""
+
+    __slots__ = ()
+
+
+class NamedValue(str):
+    """A line of a listing; terminals show its first ``name_chars`` characters faintly."""
+
+    name_chars: int
+    __slots__ = ("name_chars",)
+
+
 def table(rows: Sequence[Sequence[str]], *, indent: int = 2) -> list[str]:
-    """Rows as lines of right-aligned columns."""
+    """Rows as lines of right-aligned columns; the first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
+    lines = [
         " " * indent + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+    return [Heading(lines[0]), *lines[1:]] if lines else []
 
 
 def listing(pairs: Sequence[tuple[str, str]], *, indent: int = 2) -> list[str]:
     """Names and values as lines of two left-aligned columns."""
     width = max((len(name) for name, _ in pairs), default=0)
-    return [f"{' ' * indent}{name.ljust(width)}  {value}" for name, value in pairs]
+    lines: list[str] = []
+    for name, value in pairs:
+        line = NamedValue(f"{' ' * indent}{name.ljust(width)}  {value}")
+        line.name_chars = indent + width
+        lines.append(line)
+    return lines
 
 
 def problem_lines(problems: Sequence[Problem]) -> list[str]:
