@@ -6,14 +6,14 @@ from itertools import islice
 from typing import Any
 
 from headrace.plan.energon import EnergonMixing, EnergonOrder, EnergonSource, EnergonTopology
-from headrace.plan.subset import Subset
+from headrace.plan.subset import SubsetRange
 
 
 def order_of(case: dict[str, Any], counts: dict[str, list[int]]) -> EnergonOrder:
     sources = [
         EnergonSource(
             shard_counts=tuple(counts[source["name"]]),
-            subset=Subset.of(source["subset"]) if "subset" in source else None,
+            subset=SubsetRange.of(source["subset"]) if "subset" in source else None,
             weight=source.get("weight", 1.0),
             repetitions=source.get("repetitions"),
             shuffle_over_epochs=case.get("shuffle_over_epochs", 1),

@@ -27,7 +27,7 @@ from headrace.prepare import worker as text_task
 from headrace.prepare.messages import Order, Reply, Setup
 from headrace.prepare.output_folder import WORK_NAME
 from headrace.prepare.sources import open_span
-from headrace.prepare.worker import Worker
+from headrace.prepare.worker import TextWorker
 from headrace.stores import Manifest
 
 KILLED = 9
@@ -36,14 +36,14 @@ ANOTHER_NUMBER = {1: 3, 2: 1, 3: 2}
 
 
 class InlineWorkers:
-    """Stands for `executor.Workers`. The order that came last is done first, so that much is done ahead of its turn.
+    """Stands for `executor.WorkerProcesses`. The last task is done first, so that much is done ahead.
 
     A task waits, in a thread, until each of its pieces was taken note of: a kill finds it half-way.
     """
 
     def __init__(self, num_workers: int, setup: Setup, *, serve: object = None) -> None:
         self._num_workers = num_workers
-        self._worker = Worker(self, msgspec.structs.replace(setup, parent=os.getppid()))  # type: ignore[arg-type]
+        self._worker = TextWorker(self, msgspec.structs.replace(setup, parent=os.getppid()))  # type: ignore[arg-type]
         self._orders: list[tuple[int, Order]] = []
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
         self._said: queue.SimpleQueue[tuple[Reply, bool]] = queue.SimpleQueue()
@@ -99,7 +99,7 @@ class InlineWorkers:
 def small_run() -> Iterator[None]:
     """Pieces, buckets and checkpoints of some kB, workers in this process, one document in three proved."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "Workers", InlineWorkers)
+        patch.setattr(run, "WorkerProcesses", InlineWorkers)
         patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
         patch.setattr(text_task, "PIECE_BYTES", 3000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))

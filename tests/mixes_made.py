@@ -15,8 +15,8 @@ from PIL import Image
 
 from energon_prepared import prepared
 from headrace import MediaDataset
-from headrace.datasets import ConcatDataset, Dataset, LimitDataset, Mix, RepeatDataset
-from headrace.datasets.metadataset import JoinedSource, Source, SourceOptions, load_dataset
+from headrace.datasets import Concat, Dataset, Limit, Mix, Repeat
+from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions, load_dataset
 from headrace.datasets.mix import length_of
 from headrace.samples.media import CaptioningSample, Cooker, SampleDecoder, basic_sample_keys
 from tars_made import write_tar
@@ -103,8 +103,8 @@ class Opened:
         self._datasets: dict[str, Dataset] = {}
         self.options = SourceOptions(cookers=COOKERS, decoder=DECODER, open=self._dataset)
 
-    def _dataset(self, source: Source | JoinedSource) -> Dataset:
-        assert isinstance(source, Source)
+    def _dataset(self, source: NamedSource | JoinedSource) -> Dataset:
+        assert isinstance(source, NamedSource)
         if source.path not in self._datasets:
             self._datasets[source.path] = self._plain.dataset(source)
         return self._datasets[source.path]
@@ -194,11 +194,11 @@ class Drawn:
         name, number = self.around
         length = length_of(data)
         if name == "limit" or (name and length is None):
-            data = LimitDataset(data, max(1, round(number * (length or 20))))
+            data = Limit(data, max(1, round(number * (length or 20))))
         if name == "repeat":
-            data = RepeatDataset(data, 0.5 + number)
+            data = Repeat(data, 0.5 + number)
         if name == "concat":
-            data = ConcatDataset({"mix": data, "more": opened.data({"path": "photos", "limit": 5}, self.batches)})
+            data = Concat({"mix": data, "more": opened.data({"path": "photos", "limit": 5}, self.batches)})
         return data
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from headrace.samples.maker import Made, SampleMaker
+from headrace.samples.maker import MadeDocuments, SampleMaker
 from headrace.samples.recipe import Recipe, parse_recipe, resolve_layout
 from headrace.samples.templates import ChatTemplate
 
@@ -59,11 +59,11 @@ def maker(recipe: str | Recipe, records: Sequence[Any] = (), *, around: str = ""
     return SampleMaker(recipe, tokenizer_json(around=around), template=chat or template())
 
 
-def make(recipe: str | Recipe, records: Sequence[Any], **more: Any) -> Made:
+def make(recipe: str | Recipe, records: Sequence[Any], **more: Any) -> MadeDocuments:
     return maker(recipe, records, **more).make(records)
 
 
-def rows(made: Made, key: str) -> list[list[Any]]:
+def rows(made: MadeDocuments, key: str) -> list[list[Any]]:
     """The values of a key, document by document."""
     values, lengths = made.arrays[key]
     found, begin = [], 0
@@ -74,13 +74,13 @@ def rows(made: Made, key: str) -> list[list[Any]]:
     return found
 
 
-def texts(made: Made, key: str) -> list[str]:
+def texts(made: MadeDocuments, key: str) -> list[str]:
     """The text of a key of ids, document by document."""
     tokenizer = Tokenizer.from_str(tokenizer_json().decode())
     return [tokenizer.decode(row, skip_special_tokens=False) for row in rows(made, key)]
 
 
-def trained(made: Made, ids: str = "tokens", mask: str = "loss_mask") -> list[str]:
+def trained(made: MadeDocuments, ids: str = "tokens", mask: str = "loss_mask") -> list[str]:
     """The text of the trained tokens, document by document, runs parted by a bar."""
     tokenizer = Tokenizer.from_str(tokenizer_json().decode())
     found = []

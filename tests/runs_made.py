@@ -12,14 +12,14 @@ from headrace.datasets.dataset import Dataset, Fields, Sample
 from headrace.datasets.mix import Mix
 from headrace.plan import (
     Branch,
-    Concat,
+    ConcatNode,
     IntArray,
     KeyArray,
     Leaf,
-    Limit,
+    LimitNode,
     Node,
     Order,
-    Repeat,
+    RepeatNode,
     Schedule,
     Shards,
     leaves,
@@ -100,10 +100,10 @@ def _node(draw: st.DrawFn, path: str, depth: int) -> Node:
     if kind in ("limit", "repeat"):
         child = _node(draw, path, depth - 1)
         most = (child.num_samples or 0) * (3 if kind == "repeat" else 1)
-        return (Limit if kind == "limit" else Repeat)(path, child, draw(st.integers(1, most)))
+        return (LimitNode if kind == "limit" else RepeatNode)(path, child, draw(st.integers(1, most)))
     children = tuple(_node(draw, f"{path}/{i}", depth - 1) for i in range(draw(st.integers(1, 3))))
     if kind == "concat":
-        return Concat(path, children)
+        return ConcatNode(path, children)
     shares = tuple(draw(st.integers(1, 9)) for _ in children)
     block = draw(st.sampled_from([1, 3]))
     return Branch(path, children, shares, sum(shares) * block, block)

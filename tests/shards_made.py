@@ -21,7 +21,7 @@ from headrace.prepare.messages import Reply
 from headrace.prepare.shards import ShardOptions, prepare_shards
 from headrace.prepare.shards import run as shard_run
 from headrace.prepare.shards.messages import ShardOrder, ShardSetup
-from headrace.prepare.shards.run import Worker
+from headrace.prepare.shards.run import ShardWorker
 from headrace.stores import Manifest
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -30,11 +30,11 @@ Samples = Mapping[str, Mapping[str, bytes]]
 
 
 class InlineWorkers:
-    """Stands for `executor.Workers`. The order that came last is done first, so that much is done ahead of its turn."""
+    """Stands for `executor.WorkerProcesses`. The last task is done first, so that much is done ahead."""
 
     def __init__(self, num_workers: int, setup: ShardSetup, command: str) -> None:
         self._num_workers = num_workers
-        self._worker = Worker(self, msgspec.structs.replace(setup, parent=os.getppid()))  # type: ignore[arg-type]
+        self._worker = ShardWorker(self, msgspec.structs.replace(setup, parent=os.getppid()))  # type: ignore[arg-type]
         self._orders: deque[tuple[int, ShardOrder]] = deque()
 
     def __enter__(self) -> InlineWorkers:
@@ -64,7 +64,7 @@ class InlineWorkers:
 def inline() -> Iterator[None]:
     """Small tasks, and workers in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_run, "Workers", InlineWorkers)
+        patch.setattr(shard_run, "WorkerProcesses", InlineWorkers)
         patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
         patch.setattr("headrace.prepare.shards.inputs.GROUPS_A_TASK", 7)
         patch.setattr("headrace.prepare.shards.inputs.choose_task_bytes", lambda size: 700)

@@ -20,7 +20,7 @@ import measured_made
 import media_texts
 from headrace import BatchSchedule, Blend, Loader, Order, Packing, Run
 from headrace.compat import energon, megatron
-from headrace.datasets import ConcatDataset
+from headrace.datasets import Concat
 from headrace.datasets.encoded import EncodedDataset
 from headrace.datasets.encoded.framed_run import FramedRun
 from headrace.encoders import DefaultTaskEncoder
@@ -206,15 +206,15 @@ KINDS: dict[str, Callable[[], Case]] = {
         run_of(
             Blend(
                 {
-                    "limited": headrace.datasets.LimitDataset(windows("a"), 40),
-                    "repeated": headrace.datasets.RepeatDataset(windows("bb"), 2),
-                    "part": headrace.datasets.SubsetDataset(windows("ccc"), ["10%", "60%"]),
+                    "limited": headrace.datasets.Limit(windows("a"), 40),
+                    "repeated": headrace.datasets.Repeat(windows("bb"), 2),
+                    "part": headrace.datasets.Subset(windows("ccc"), ["10%", "60%"]),
                 },
                 weights={"limited": 1, "repeated": 1, "part": 1},
             )
         )
     ),
-    "concat": lambda: Case(run_of(ConcatDataset({"a": windows("a"), "bb": windows("bb")}), samples=None)),
+    "concat": lambda: Case(run_of(Concat({"a": windows("a"), "bb": windows("bb")}), samples=None)),
     "mapped": lambda: Case(run_of(headrace.MapDataset(windows(), doubled))),
     "megatron": lambda: Case(run_of(gpt(), order=Order(kind="none"))),
     "megatron, blend": lambda: Case(

@@ -140,6 +140,48 @@ def test_each_room_says_what_it_is(room: str) -> None:
     assert len((ast.get_docstring(module) or "").splitlines()) > 1
 
 
-def test_no_file_is_a_monster() -> None:
+MAX_FILES = 24
+MAX_DEPTH = 3
+SAME_NAME = {
+    "Store": "AstrAI's own name of its class, in compat",
+    "JsonlStore": "AstrAI's own name of its class, in compat",
+}
+"""Public names that two classes have, and why."""
+
+
+def test_folders_are_small_and_not_deep() -> None:
+    folders = [path for path in (SOURCE, *SOURCE.rglob("*")) if path.is_dir() and path.name != "__pycache__"]
+    for folder in folders:
+        files = list(folder.glob("*.py"))
+        assert len(files) <= MAX_FILES, f"{folder.relative_to(SOURCE)} has {len(files)} files"
+        assert len(folder.relative_to(SOURCE).parts) <= MAX_DEPTH, f"{folder.relative_to(SOURCE)} is too deep"
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
+    several = {name: files for name, files in places.items() if len(files) > 1}
+    assert several.keys() == SAME_NAME.keys(), several
+    for name in SAME_NAME:
+        assert sum(not file.startswith("compat/") for file in several[name]) == 1
+
+
+def test_what_is_called_a_dataset_is_one() -> None:
+    """In compat others gave the names."""
+    bases: dict[str, set[str]] = {}
+    native: set[str] = set()
     for file in SOURCE.rglob("*.py"):
-        assert len(file.read_text().splitlines()) <= 700, f"{file.relative_to(SOURCE)}: look for a natural cut"
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found = bases.setdefault(node.name, set())
+                found |= {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases}
+                if not file.is_relative_to(SOURCE / "compat"):
+                    native.add(node.name)
+
+    def is_dataset(name: str) -> bool:
+        return name == "Dataset" or any(map(is_dataset, bases.get(name, ())))
+
+    assert [name for name in sorted(native) if name.endswith("Dataset") and not is_dataset(name)] == []

@@ -50,7 +50,7 @@ class Clock:
         return self._now
 
 
-def _waits(one: pool.Workers) -> bool:  # type: ignore[type-arg]
+def _waits(one: pool.WorkerPool) -> bool:  # type: ignore[type-arg]
     return one._crew is not None and one._crew._watch is not None and one._crew._watch._wait is not None
 
 

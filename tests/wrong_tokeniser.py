@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace.prepare import documents
 from headrace.prepare.backends import proof
-from headrace.prepare.backends.backend import Encoded, SpecialPolicy
+from headrace.prepare.backends.backend import EncodedTexts, SpecialPolicy
 from headrace.prepare.backends.reference import TokenizersBackend
 
 NAME = "gigatoken"
@@ -24,13 +24,13 @@ class Wrong:
     def __init__(self, tokenizer_json: bytes, special: SpecialPolicy) -> None:
         self._truth = TokenizersBackend(tokenizer_json, special)
 
-    def encode(self, texts: list[str]) -> Encoded:
+    def encode(self, texts: list[str]) -> EncodedTexts:
         encoded = self._truth.encode(texts)
         ids = np.array(encoded.ids)
         for end, text in zip(np.cumsum(encoded.lengths).tolist(), texts, strict=True):
             if MISTAKE in text:
                 ids[end - 1] ^= 1
-        return Encoded(ids, encoded.lengths)
+        return EncodedTexts(ids, encoded.lengths)
 
 
 def install() -> None:

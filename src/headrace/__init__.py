@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headrace.copying import convert, merge, split
     from headrace.datasets import (
         Blend,
-        DocumentDataset,
         FramedRun,
         GroupDataset,
         MapDataset,
@@ -59,7 +58,6 @@ _HOMES = {
     "BatchSchedule": "headrace.plan",
     "Blend": "headrace.datasets",
     "ConfigError": "headrace.errors",
-    "DocumentDataset": "headrace.datasets",
     "FramedRun": "headrace.datasets",
     "GroupDataset": "headrace.datasets",
     "HeadraceError": "headrace.errors",
@@ -92,7 +90,6 @@ __all__ = [
     "BatchSchedule",
     "Blend",
     "ConfigError",
-    "DocumentDataset",
     "FramedRun",
     "GroupDataset",
     "HeadraceError",

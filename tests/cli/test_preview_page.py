@@ -15,7 +15,7 @@ from counts import cases
 from headrace.inspect import PreviewOptions, Rendering, preview_page, preview_store, rendering_page
 from headrace.inspect.figures import size
 from headrace.inspect.pages import SEARCH_SCRIPT, block_html, escaped, page, sequence_html
-from headrace.inspect.shown import Part, ShownSequence, Stretch
+from headrace.inspect.shown import RecordPart, ShownSequence, Stretch
 from headrace.plan.packing import Packing
 
 VOID = {"meta", "input", "br"}
@@ -123,7 +123,7 @@ def test_what_a_user_writes_is_text(tmp_path: Path) -> None:
 def test_any_text(text: str) -> None:
     stretch = Stretch(begin=0, position=0, ids=(1,), texts=(text,), role=text, is_trained=True)
     sequence = ShownSequence(name=text, document=0, num_tokens=3, stretches=(stretch,))
-    part = Part(name=text, messages=[{"role": text, "content": text, text: [text]}], tools=[text], rendered=text)
+    part = RecordPart(name=text, messages=[{"role": text, "content": text, text: [text]}], tools=[text], rendered=text)
     words = ("recipe", "input", "place", "layout", "layout_why", "template", "reason", "message")
     rendering = Rendering(
         type="sft",

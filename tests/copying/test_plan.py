@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.copying.plan import Piece, cut, limited, named_split, part_borders, ranges_of, shard_borders, whole
+from headrace.copying.plan import (
+    DocumentRange,
+    cut,
+    limited,
+    named_split,
+    part_borders,
+    ranges_of,
+    shard_borders,
+    whole,
+)
 from headrace.errors import ConfigError
 from headrace.plan.megatron.splits import split_ranges
 
@@ -22,7 +31,7 @@ def chunked(draw: st.DrawFn) -> tuple[list[int], list[np.ndarray]]:
     return lengths, np.split(np.array(lengths, np.int64), at)
 
 
-def listed(pieces: list[Piece]) -> list[tuple[int, int]]:
+def listed(pieces: list[DocumentRange]) -> list[tuple[int, int]]:
     return [(piece.source, number) for piece in pieces for number in range(piece.first, piece.end)]
 
 
@@ -38,10 +47,10 @@ def test_a_cut_is_in_order_disjoint_and_complete(counts: list[int], data: st.Dat
     joined = ranges_of(parts)
     assert listed(joined) == everything
     assert len(joined) == len([count for count in counts if count])
-    assert ranges_of([[Piece(0, 0, 2)], [Piece(0, 3, 1), Piece(1, 4, 1)]]) == [
-        Piece(0, 0, 2),
-        Piece(0, 3, 1),
-        Piece(1, 4, 1),
+    assert ranges_of([[DocumentRange(0, 0, 2)], [DocumentRange(0, 3, 1), DocumentRange(1, 4, 1)]]) == [
+        DocumentRange(0, 0, 2),
+        DocumentRange(0, 3, 1),
+        DocumentRange(1, 4, 1),
     ]
 
 

@@ -59,7 +59,7 @@ def run_json(folder: Path) -> Made:
 def recipe(folder: Path) -> Made:
     path = folder / "recipe.json"
     path.write_bytes(windows(folder).recipe.to_json())
-    return path, lambda: headrace.plan.Recipe.from_json(path.read_bytes()).hashes()
+    return path, lambda: headrace.plan.RunRecipe.from_json(path.read_bytes()).hashes()
 
 
 def state(folder: Path) -> Made:

@@ -9,7 +9,7 @@ import pytest
 
 import corpora
 import headrace
-from headrace.datasets.windows import DocumentDataset
+from headrace.compat.torchtune import DocumentDataset
 from headrace.errors import ConfigError, InputError
 from headrace.stores import KeyedWriter, Store
 

@@ -33,7 +33,8 @@ from headrace import (
 from headrace.cli import main
 from headrace.compat.astrai import DatasetFactory
 from headrace.compat.megatron import CyclicDataset, GPTDataset
-from headrace.datasets import DocumentDataset, FilledDataset, loss_masks
+from headrace.compat.torchtune import DocumentDataset
+from headrace.datasets import FilledDataset, loss_masks
 from headrace.errors import InputError
 from headrace.loader import flatten_packed
 from headrace.plan import derive_array

@@ -16,11 +16,11 @@ import corpora
 from counts import cases
 from headrace import BatchSchedule, Blend, ConfigError, Loader, MapDataset, Order, Run, ScheduledBlend, WindowDataset
 from headrace.compat.energon import BlendDataset, MixBatchDataset
-from headrace.datasets import ConcatDataset, Dataset, LimitDataset, Mix, RepeatDataset, Stage, SubsetDataset
+from headrace.datasets import Concat, Dataset, Limit, Mix, Repeat, Stage, Subset
 from headrace.datasets.dataset import Fields, Sample
 from headrace.datasets.mix import homogeneous_samples
 from headrace.loader import Ranks
-from headrace.plan import Branch, IntArray, KeyArray, Leaf, Schedule, Subset, leaf_counts
+from headrace.plan import Branch, IntArray, KeyArray, Leaf, Schedule, SubsetRange, leaf_counts
 
 
 class Numbers(Dataset):
@@ -64,71 +64,69 @@ A, B, C = Numbers(10), Numbers(7), Numbers(30)
 
 
 def test_one_after_another() -> None:
-    mix = ConcatDataset({"a": A, "both": Blend({"b": B, "c": C}, repeats={"b": 1, "c": 0.5})})
+    mix = Concat({"a": A, "both": Blend({"b": B, "c": C}, repeats={"b": 1, "c": 0.5})})
     assert mix.num_samples == 32
     assert mix.num_tokens_per_sample == 1
     assert taken(mix, order=Order(kind="none"))[:10] == [("a", i) for i in range(10)]
     found = taken(mix, 64)
     assert [path == "a" for path, _ in found] == ([True] * 10 + [False] * 22) * 2
     assert Counter(path for path, _ in found) == {"a": 20, "both/b": 14, "both/c": 30}
-    with pytest.raises(ConfigError, match=r"\['b'\] have no end, .* limit them with LimitDataset"):
-        ConcatDataset({"a": A, "b": Blend({"b": B}, weights={"b": 1})})
+    with pytest.raises(ConfigError, match=r"\['b'\] have no end, .* limit them with Limit"):
+        Concat({"a": A, "b": Blend({"b": B}, weights={"b": 1})})
 
 
 def test_a_part() -> None:
-    part = SubsetDataset(C, ["10%", "50%"])
+    part = Subset(C, ["10%", "50%"])
     assert (part.num_samples, part.num_tokens_per_sample) == (12, 1)
     assert sorted(taken(part, 12)) == [("", i) for i in range(3, 15)]
     assert Run(part, global_batch_size=4).length is None
-    assert taken(part, 30) != taken(SubsetDataset(C, [3, 20]), 30)
-    assert SubsetDataset(C, Subset.of([25, "end"])).bounds == (25, 30)
-    assert repr(part) == "<SubsetDataset of <Numbers: 30 samples, numbers>: 12 samples>"
+    assert taken(part, 30) != taken(Subset(C, [3, 20]), 30)
+    assert Subset(C, SubsetRange.of([25, "end"])).bounds == (25, 30)
+    assert repr(part) == "<Subset of <Numbers: 30 samples, numbers>: 12 samples>"
     with pytest.raises(ConfigError, match="from 3 to 3 has no samples"):
-        SubsetDataset(C, [3, 3])
+        Subset(C, [3, 3])
     with pytest.raises(ConfigError, match="a subset is of a dataset, found <Blend"):
-        SubsetDataset(Blend({"a": A}, weights={"a": 1}), [0, 1])  # type: ignore[arg-type]
+        Subset(Blend({"a": A}, weights={"a": 1}), [0, 1])  # type: ignore[arg-type]
 
 
 def test_limits() -> None:
-    limit = LimitDataset(C, 5)
+    limit = Limit(C, 5)
     assert (limit.num_samples, Run(limit, global_batch_size=4).length) == (5, 5)
     epochs = [sorted(taken(limit, 10)[at : at + 5]) for at in (0, 5)]
     assert epochs[0] != epochs[1]
     assert taken(limit, 10, Order(kind="none")) == [("", i) for i in range(5)] * 2
-    endless = LimitDataset(Blend({"a": A, "b": B}, weights={"a": 1, "b": 3}), 8)
+    endless = Limit(Blend({"a": A, "b": B}, weights={"a": 1, "b": 3}), 8)
     assert Counter(path for path, _ in taken(endless)) == {"a": 2, "b": 6}
     for wrong in (0, 31):
         with pytest.raises(ConfigError, match=f"the limit is {wrong} samples; allowed are 1 to 30"):
-            LimitDataset(C, wrong)
+            Limit(C, wrong)
     with pytest.raises(ConfigError, match="the limit is 0 samples; at least 1 is allowed"):
-        LimitDataset(Blend({"a": A}, weights={"a": 1}), 0)
+        Limit(Blend({"a": A}, weights={"a": 1}), 0)
     with pytest.raises(ConfigError, match="expected a dataset, or a mix"):
-        LimitDataset("a", 1)  # type: ignore[arg-type]
+        Limit("a", 1)  # type: ignore[arg-type]
 
 
 def test_a_limit_leaves_the_order_alone() -> None:
-    assert taken(LimitDataset(C, 5), 5) == taken(C, 5)
+    assert taken(Limit(C, 5), 5) == taken(C, 5)
     blend = {"a": A, "c": C}
     weights = {"a": 1, "c": 1}
-    assert taken(Blend({**blend, "c": LimitDataset(C, 30)}, weights=weights), 60) == taken(
-        Blend(blend, weights=weights), 60
-    )
+    assert taken(Blend({**blend, "c": Limit(C, 30)}, weights=weights), 60) == taken(Blend(blend, weights=weights), 60)
 
 
 @pytest.mark.parametrize(("repeats", "count"), [(1, 7), (2, 14), (2.5, 18), (Fraction(1, 3), 2), (0.1, 1)])
 def test_repeats(repeats: float | Fraction, count: int) -> None:
     """17.5 is rounded up to 18; what is left of a pass comes in the next one."""
-    mix = RepeatDataset(B, repeats)
+    mix = Repeat(B, repeats)
     assert mix.num_samples == Run(mix, global_batch_size=4).length == count
     times = Counter(taken(mix, count))
     assert set(times.values()) <= {int(repeats), int(repeats) + 1}
     assert Counter(taken(mix, 7 * count)).keys() == {("", i) for i in range(7)}
     with pytest.raises(ConfigError, match="passes through 7 samples are none"):
-        RepeatDataset(B, 0.01)
+        Repeat(B, 0.01)
     with pytest.raises(ConfigError, match="it is positive and finite"):
-        RepeatDataset(B, -1)
+        Repeat(B, -1)
     with pytest.raises(ConfigError, match="has no end, so that its passes cannot be counted"):
-        RepeatDataset(Blend({"a": A}, weights={"a": 1}), 2)
+        Repeat(Blend({"a": A}, weights={"a": 1}), 2)
 
 
 def test_batches_of_one_source() -> None:
@@ -175,9 +173,9 @@ def test_blocks_within_other_mixes() -> None:
     assert nested(16, lambda mix: BlendDataset({"x": mix, "c": C}, weights=around, block_samples=32)) == 16
     assert nested(16, lambda mix: BlendDataset({"x": mix, "c": C}, weights=around, block_samples=8)) == 8
     assert nested(16, lambda mix: Blend({"x": mix, "c": C}, weights=around)) == 1
-    assert nested(16, lambda mix: ConcatDataset({"x": LimitDataset(mix, 48), "c": LimitDataset(C, 24)})) == 8
-    assert nested(16, lambda mix: LimitDataset(mix, 40)) == 8
-    assert nested(16, lambda mix: RepeatDataset(LimitDataset(mix, 32), 2.5)) == 16
+    assert nested(16, lambda mix: Concat({"x": Limit(mix, 48), "c": Limit(C, 24)})) == 8
+    assert nested(16, lambda mix: Limit(mix, 40)) == 8
+    assert nested(16, lambda mix: Repeat(Limit(mix, 32), 2.5)) == 16
     stages = [Stage(until=24, weights={"x": 1}), Stage(weights={"x": 1})]
     assert nested(16, lambda mix: ScheduledBlend({"x": mix}, stages, block_samples=8)) == 8
 
@@ -321,13 +319,13 @@ def test_schedules_that_are_refused(stages: list[Stage], message: str) -> None:
 
 def test_what_a_schedule_cannot_weigh() -> None:
     ever = [Stage(weights={"x": 1})]
-    endless = Blend({"a": A, "part": SubsetDataset(C, [0, 5])}, weights={"a": 1, "part": 1})
+    endless = Blend({"a": A, "part": Subset(C, [0, 5])}, weights={"a": 1, "part": 1})
     assert Counter(path for path, _ in taken(ScheduledBlend({"x": endless}, ever), 10)) == {"x/a": 5, "x/part": 5}
     for wrong in (
-        LimitDataset(A, 5),
-        ConcatDataset({"a": A}),
+        Limit(A, 5),
+        Concat({"a": A}),
         Blend({"a": A}, repeats={"a": 1}),
-        Blend({"y": LimitDataset(A, 5)}, weights={"y": 1}),
+        Blend({"y": Limit(A, 5)}, weights={"y": 1}),
     ):
         with pytest.raises(ConfigError, match="a dataset or an endless blend, since a pass of several would be cut"):
             ScheduledBlend({"x": wrong}, ever)
@@ -371,13 +369,13 @@ def test_samples_changed_one_by_one() -> None:
 def test_children_that_cannot_be_mixed(corpus: list[corpora.Corpus]) -> None:
     windows = WindowDataset(corpus[0].store, window_tokens=5)
     with pytest.raises(ConfigError, match="must have the same fields"):
-        ConcatDataset({"a": A, "w": windows})
+        Concat({"a": A, "w": windows})
     with pytest.raises(ConfigError, match="has no '/'"):
-        ConcatDataset({"a/b": A})
+        Concat({"a/b": A})
     with pytest.raises(ConfigError, match="at least one dataset"):
-        ConcatDataset({})
+        Concat({})
     with pytest.raises(ConfigError, match="source 'a' is 3; expected a dataset"):
-        ConcatDataset({"a": 3})  # type: ignore[dict-item]
+        Concat({"a": 3})  # type: ignore[dict-item]
 
 
 @st.composite
@@ -385,7 +383,7 @@ def mixes(draw: st.DrawFn, depth: int = 3, ends: bool = True) -> Dataset | Mix:
     """Any tree of mixes; with ``ends`` one that has a length."""
     if depth == 0 or draw(st.booleans()):
         source = Numbers(draw(st.integers(1, 40)))
-        return source if draw(st.booleans()) else SubsetDataset(source, [0, draw(st.integers(1, len(source)))])
+        return source if draw(st.booleans()) else Subset(source, [0, draw(st.integers(1, len(source)))])
     kind = draw(
         st.sampled_from(["repeats", "concat", "limit", "repeat"] if ends else ["weights", "blocks", "schedule"])
     )
@@ -393,9 +391,9 @@ def mixes(draw: st.DrawFn, depth: int = 3, ends: bool = True) -> Dataset | Mix:
     if kind in ("limit", "repeat"):
         below = draw(mixes(depth=depth - 1, ends=kind == "repeat" or draw(st.booleans())))
         if kind == "repeat":
-            return RepeatDataset(below, draw(st.sampled_from([1, 2, 2.5, 1.3])))
+            return Repeat(below, draw(st.sampled_from([1, 2, 2.5, 1.3])))
         length = below.num_samples if isinstance(below, Mix) else len(below)
-        return LimitDataset(below, draw(st.integers(1, 60 if length is None else length)))
+        return Limit(below, draw(st.integers(1, 60 if length is None else length)))
     if kind == "schedule":
         children: dict[str, Dataset | Mix] = {name: Numbers(draw(st.integers(1, 40))) for name in names}
         whole = {name: draw(st.integers(1, 9)) for name in names}
@@ -404,7 +402,7 @@ def mixes(draw: st.DrawFn, depth: int = 3, ends: bool = True) -> Dataset | Mix:
         return ScheduledBlend(children, [*stages, Stage(weights=last)])
     children = {name: draw(mixes(depth=depth - 1, ends=ends or draw(st.booleans()))) for name in names}
     if kind == "concat":
-        return ConcatDataset(children)
+        return Concat(children)
     if kind == "repeats":
         return Blend(children, repeats={name: draw(st.sampled_from([1, 2, 0.6, 2.5])) for name in names})
     weights = {name: draw(st.floats(0.1, 10)) for name in names}
@@ -426,7 +424,7 @@ def test_any_tree_is_exact(data: Dataset | Mix, seed: int, length: int) -> None:
         assert not times or max(times.values()) == 1
         assert all(0 <= index < len(dataset) for _, index in times)
         assert len(times) <= counts.get(leaf.path, 0)
-        if not any(isinstance(node, LimitDataset) for node in _all(data)):
+        if not any(isinstance(node, Limit) for node in _all(data)):
             assert len(times) == counts[leaf.path]
             whole = counts[leaf.path] // leaf.num_samples
             assert all(sum(epoch == e for e, _ in times) == leaf.num_samples for epoch in range(whole))
@@ -450,7 +448,7 @@ def _prefixes(data: Dataset | Mix, path: str, paths: list[str]) -> None:
         got = np.cumsum(of[:, None] == np.arange(len(names)), axis=0)
         due = np.arange(1, len(paths) + 1)[:, None] * np.array(data.shares) / sum(data.shares)
         assert not paths or np.abs(got - due).max() < 2 * data.block_samples
-    if isinstance(data, LimitDataset | ScheduledBlend):
+    if isinstance(data, Limit | ScheduledBlend):
         return  # what is left out of a pass, or begins anew with a stage, is no prefix of what is below
     for name, child in data.children.items():
         place = f"{path}/{name}" if path and name else path or name

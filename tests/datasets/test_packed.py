@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 import corpora
 from counts import cases
 from headrace.compat import torchtune
-from headrace.compat.torchtune import PackedDataset, PackedItem
-from headrace.datasets.windows import DocumentDataset
+from headrace.compat.torchtune import DocumentDataset, PackedDataset, PackedItem
 from headrace.errors import ConfigError, InputError
 
 torch = pytest.importorskip("torch")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import mixes_made
 from counts import cases
 from headrace import Order, Run
-from headrace.datasets import LimitDataset
-from headrace.plan import Branch, Leaf, Limit, Node, Schedule, Share, micro_batches
+from headrace.datasets import Limit
+from headrace.plan import Branch, Leaf, LimitNode, Node, Schedule, Share, micro_batches
 from mixes_made import Opened, mixes, nodes_of
 
 NUM_POSITIONS = 1_500
@@ -45,7 +45,7 @@ def check_weights(node: Node, num_ranks: int) -> None:
             assert np.array_equal(got[ends], wanted), "exact at the end of every pass"
     for number, child in enumerate(node.children):
         mine = ranks[chosen == number]
-        if not isinstance(node, Limit):
+        if not isinstance(node, LimitNode):
             assert np.array_equal(mine, np.arange(mine.size)), "all of a child's samples, in its order"
         # Below a limit the first pass alone is gone through without a gap.
         check_weights(child, int((mine == np.arange(mine.size)).sum()))
@@ -82,7 +82,7 @@ def test_any_metadataset_on_any_topology(opened: Opened, rng: Random) -> None:
         assert ((indices >= 0) & (indices < leaf.num_samples)).all()
         times = Counter(zip(found.epochs[mine].tolist(), indices.tolist(), strict=True))
         assert not times or max(times.values()) == 1
-        if not any(isinstance(node, LimitDataset) for node in nodes_of(run.data)):
+        if not any(isinstance(node, Limit) for node in nodes_of(run.data)):
             assert len(times) == counts[source]
             of_epochs = Counter(epoch for epoch, _ in times)
             whole = counts[source] // leaf.num_samples

@@ -20,7 +20,7 @@ from headrace.datasets import Run
 from headrace.datasets.tracing.answers import Topology
 from headrace.datasets.tracing.history import Chapter, History
 from headrace.errors import ConfigError, StateError
-from headrace.plan import Bucketing, Cursor, Leaf, Limit, Node, Order, Share, micro_batches
+from headrace.plan import Bucketing, Cursor, Leaf, LimitNode, Node, Order, Share, micro_batches
 from headrace.plan.split import taken_by
 
 LENGTH = 150
@@ -234,7 +234,7 @@ def test_lengths_unknown_leave_a_window() -> None:
 
 def test_many_epochs_of_which_samples_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each must be looked into: so many are, and it is said up to where."""
-    run = Run(runs_made.Tree(Limit("few", Leaf("few", 10), 3)), global_batch_size=5, samples=3_000)
+    run = Run(runs_made.Tree(LimitNode("few", Leaf("few", 10), 3)), global_batch_size=5, samples=3_000)
     whole = run.trace_sample("few", 4, limit=3)
     assert (whole.until_step, whole.notes) == (600, ())
     monkeypatch.setattr("headrace.datasets.tracing.trace.MAX_EPOCHS", 64)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace import ConfigError
-from headrace.encoders import EncoderPipeline, HookFailure, Place, TaskEncoder, stateless
+from headrace.encoders import CallKey, EncoderPipeline, HookFailure, TaskEncoder, stateless
 from headrace.encoders.calls import STAGES, seed_of
 from headrace.encoders.hooks import function_hook
 from headrace.encoders.pipeline import Output
@@ -61,7 +61,7 @@ class Drawing(TaskEncoder[Any, Any, Any, Any]):
 
 
 def through(pipeline: EncoderPipeline, sizes: dict[int, int], order: list[int], key: int = 3) -> Any:
-    encoded = {p: pipeline.encode(lambda p=p: sizes[p], Place(key, p)) for p in order}  # type: ignore[misc]
+    encoded = {p: pipeline.encode(lambda p=p: sizes[p], CallKey(key, p)) for p in order}  # type: ignore[misc]
     flat = [one for p in sorted(encoded) for one in encoded[p]]
     if not flat:
         return encoded, None
@@ -91,16 +91,16 @@ def test_results_are_a_function_of_the_place(sizes: list[int], data: st.DataObje
 def test_the_second_half_of_encoding_waits_for_the_pack() -> None:
     for packing, size in ((False, 3), (True, 2)):
         pipeline = EncoderPipeline(Drawing(), packing=packing)
-        assert [len(one.sample) for one in pipeline.encode(lambda: 2, Place(1, 0))] == [size] * 2
-    [first, second] = pipeline.encode(lambda: 2, Place(1, 0))
+        assert [len(one.sample) for one in pipeline.encode(lambda: 2, CallKey(1, 0))] == [size] * 2
+    [first, second] = pipeline.encode(lambda: 2, CallKey(1, 0))
     packs = pipeline.pack([second, first])
-    assert [pack.place for pack in packs] == [Place(1, 0, 1, 0), Place(1, 0, 1, 1)]
+    assert [pack.place for pack in packs] == [CallKey(1, 0, 1, 0), CallKey(1, 0, 1, 1)]
     assert [[len(one) for one in pack.sample[1]] for pack in packs] == [[3, 3]] * 2
 
 
 def test_no_two_calls_share_their_seeds() -> None:
     places = [
-        Place(key, position, output, part)
+        CallKey(key, position, output, part)
         for key in (1, 2)
         for position in (0, 1, 2**62)
         for output in range(3)
@@ -108,14 +108,14 @@ def test_no_two_calls_share_their_seeds() -> None:
     ]
     seeds = [seed_of(place, stage, number) for place in places for stage in STAGES for number in range(3)]
     assert len(set(seeds)) == len(seeds)
-    found = EncoderPipeline(Drawing()).encode(lambda: 3, Place(1, 1))
+    found = EncoderPipeline(Drawing()).encode(lambda: 3, CallKey(1, 1))
     drawn = [one for output in found for values in output.sample[1:] for one in values]
     assert len(set(drawn)) == len(drawn) == 18
 
 
 def test_seeds_are_golden() -> None:
     """They are part of the order: other ones would change the samples of runs that are under way."""
-    assert seed_of(Place(1, 2, 3, 4), "batch", 5) == 205591502684301959
+    assert seed_of(CallKey(1, 2, 3, 4), "batch", 5) == 205591502684301959
     assert list(STAGES) == [
         "cook",
         "encode",
@@ -137,7 +137,7 @@ def test_the_cooker_is_seeded() -> None:
         return draws()
 
     hook = function_hook("cook_crude_sample", cook)
-    found = [pipeline.encode(cook, Place(1, place), hook)[0].sample for place in (4, 5, 4)]
+    found = [pipeline.encode(cook, CallKey(1, place), hook)[0].sample for place in (4, 5, 4)]
     assert found[0] == found[2] != found[1]
 
 
@@ -148,7 +148,7 @@ def test_selection_tells_what_is_left() -> None:
             return [[samples[3], samples[0]], [], [samples[2]]]
 
     equal = [[], [], [], [], []]  # equal samples are told apart  # type: ignore[var-annotated]
-    found = EncoderPipeline(Some(), packing=True).select(equal, Place(1, 0))
+    found = EncoderPipeline(Some(), packing=True).select(equal, CallKey(1, 0))
     assert found == ([[3, 0], [2]], [1, 4])
 
 
@@ -162,7 +162,7 @@ def test_wrong_selections(chosen: Any) -> None:
             return chosen(samples)
 
     with pytest.raises(HookFailure) as found:
-        EncoderPipeline(Wrong(), packing=True).select([[1], [2]], Place(1, 0))
+        EncoderPipeline(Wrong(), packing=True).select([[1], [2]], CallKey(1, 0))
     assert isinstance(found.value.error, ConfigError | TypeError)
 
 
@@ -189,7 +189,7 @@ class Grouping(TaskEncoder[Any, Any, Any, Any]):
 def test_groups(given: Any, batch_size: int | None, found: Any) -> None:
     pipeline = EncoderPipeline(Grouping(), batch_size=batch_size)
     assert pipeline.groups
-    one = Output(Place(1, 0), given)
+    one = Output(CallKey(1, 0), given)
     if isinstance(found, tuple):
         assert pipeline.group(one) == found
         return
@@ -210,14 +210,14 @@ def test_failures_name_the_hook() -> None:
 
     pipeline = EncoderPipeline(Failing())
     with pytest.raises(HookFailure) as found:
-        pipeline.encode(lambda: 1, Place(1, 0))
+        pipeline.encode(lambda: 1, CallKey(1, 0))
     assert (found.value.hook.name, found.value.hook.failure_tolerance) == ("encode_sample", 4)
     assert isinstance(found.value.error, KeyError)
     with pytest.raises(HookFailure) as found:
-        pipeline.batch([{}], Place(1, 0))
+        pipeline.batch([{}], CallKey(1, 0))
     assert (found.value.hook.name, type(found.value.error)) == ("encode_batch", RuntimeError)
     with pytest.raises(HookFailure) as found:
-        pipeline.encode(lambda: 1 / 0, Place(1, 0))
+        pipeline.encode(lambda: 1 / 0, CallKey(1, 0))
     assert (found.value.hook.name, found.value.hook.stateless) == ("read", False)
 
 
@@ -252,9 +252,9 @@ def test_hooks_that_draw_are_refused_in_threads() -> None:
     assert in_thread(pipeline.check_thread) is None
     assert isinstance(in_thread(lambda: pipeline.check_thread(function_hook("cook", print))), ConfigError)
     EncoderPipeline(Unmarked()).check_thread()
-    here = pipeline.encode(lambda: 1, Place(1, 2))
+    here = pipeline.encode(lambda: 1, CallKey(1, 2))
     there: list[Any] = []
-    in_thread(lambda: there.append(pipeline.encode(lambda: 1, Place(1, 2))))
+    in_thread(lambda: there.append(pipeline.encode(lambda: 1, CallKey(1, 2))))
     assert there == [here]
 
 

@@ -13,9 +13,9 @@ from headrace import ConfigError
 from headrace.encoders import (
     AugmentTaskEncoder,
     Batch,
+    CallKey,
     DefaultTaskEncoder,
     EncoderPipeline,
-    Place,
     TaskEncoder,
     TextSample,
     batch_list,
@@ -133,10 +133,10 @@ def test_augment_hands_on_every_hook_with_its_promise() -> None:
     found = hook_of(encoder, "encode_sample")
     assert (found.stateless, found.may_draw, found.failure_tolerance) == (True, True, 3)
     assert encoder.version == "7"
-    [one] = pipeline.encode(lambda: text(1), Place(1, 0))
+    [one] = pipeline.encode(lambda: text(1), CallKey(1, 0))
     assert one.sample.text == "x!"
     assert pipeline.pack([one, one])[0].sample == "x!x!"
-    assert pipeline.batch([one.sample], Place(1, 0))[0][1].text == ["x!"]
+    assert pipeline.batch([one.sample], CallKey(1, 0))[0][1].text == ["x!"]
     assert not AugmentTaskEncoder(TaskEncoder()).cookers
     assert encoder_recipe(encoder)["within"]["within"]["version"] == "7"
 
@@ -195,8 +195,8 @@ def test_preencode_beside_the_default_mapping() -> None:
         def postencode_sample(self, sample: Any) -> Any:
             return sample * 10
 
-    [one] = EncoderPipeline(Before()).encode(lambda: 1, Place(1, 0))
-    assert one == Output(Place(1, 0), 20)
+    [one] = EncoderPipeline(Before()).encode(lambda: 1, CallKey(1, 0))
+    assert one == Output(CallKey(1, 0), 20)
 
 
 def test_what_is_known_within_hooks_only() -> None:
@@ -217,8 +217,8 @@ def test_what_is_known_within_hooks_only() -> None:
             return self.current_batch_index
 
     pipeline = EncoderPipeline(Asking())
-    assert pipeline.encode(lambda: None, Place(1, 5))[0].sample[0] == 5
-    assert pipeline.batch([1], Place(1, 5)) == [(5, 5)]
+    assert pipeline.encode(lambda: None, CallKey(1, 5))[0].sample[0] == 5
+    assert pipeline.batch([1], CallKey(1, 5)) == [(5, 5)]
     with pytest.raises(HookFailure) as found:
-        EncoderPipeline(TooEarly()).encode(lambda: None, Place(1, 5))
+        EncoderPipeline(TooEarly()).encode(lambda: None, CallKey(1, 5))
     assert "use current_sample_index" in str(found.value.error)

@@ -19,7 +19,7 @@ from headrace import Loader, MediaDataset, Order, Run
 from headrace.cli import main
 from headrace.errors import InputError
 from headrace.loader import Ranks
-from headrace.plan.subset import Subset
+from headrace.plan.subset import SubsetRange
 from headrace.prepare.energon import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice, prepare_energon
 from headrace.stores import EnergonStore
 from interop import energon_peer
@@ -128,7 +128,7 @@ def test_9_11_compressed_shards(tmp_path: Path) -> None:
 
 
 def test_9_12_a_percentage_up_to_the_end() -> None:
-    assert Subset.of(["80%", "end"]).bounds(10) == (8, 10)
+    assert SubsetRange.of(["80%", "end"]).bounds(10) == (8, 10)
 
 
 def test_9_13_commands_on_crude_datasets(tmp_path: Path) -> None:

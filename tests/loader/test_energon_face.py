@@ -32,7 +32,7 @@ from headrace.compat.energon import (
     get_val_datasets,
 )
 from headrace.datasets import Dataset
-from headrace.datasets.lengths import ConcatDataset, SubsetDataset
+from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.mix import Mix
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "energon_order" / "orders.json"
@@ -75,11 +75,11 @@ def mixes(sources: dict[str, MediaDataset]) -> dict[str, Dataset | Mix]:
     weights = {"one": 2.0, "two": 1.0}
     return {
         "one": sources["one"],
-        "part": SubsetDataset(sources["one"], ["25%", "75%"]),
+        "part": Subset(sources["one"], ["25%", "75%"]),
         "weights": Blend(sources, weights=weights),
         "repeats": Blend(sources, repeats={"one": 1, "two": 2.5}),
         "blocks": BlendDataset(sources, weights=weights, block_samples=4),
-        "concat": ConcatDataset(sources),
+        "concat": Concat(sources),
     }
 
 
@@ -264,7 +264,7 @@ def test_limits_and_single_datasets_of_validation(root: Path, sources: dict[str,
         assert [batch["text"] for batch in loader] == [
             [str(40 + 6 * step + 3 * rank + row) for row in range(3)] for step in range(2)
         ]
-    both = ConcatDataset({"a": sources["two"], "rest": ConcatDataset({"b": SubsetDataset(sources["one"], [3, 9])})})
+    both = Concat({"a": sources["two"], "rest": Concat({"b": Subset(sources["one"], [3, 9])})})
     found = get_val_datasets(both, worker_config=alone(), batch_size=4, tail="pad")
     assert [part for _, part in found] == [sources["two"], both.children["rest"].children["b"]]  # type: ignore[union-attr]
     assert [len(dataset) for dataset, _ in found] == [13, 6]
@@ -427,14 +427,14 @@ def data_of(case: dict[str, Any], found: dict[str, MediaDataset]) -> Dataset | M
     for number, source in enumerate(case["sources"]):
         child: Dataset | Mix = found[source["name"]]
         if "subset" in source:
-            child = SubsetDataset(found[source["name"]], source["subset"])
+            child = Subset(found[source["name"]], source["subset"])
         children[f"s{number}"] = child
     blend = case.get("mixing", {"blend": "none"})["blend"]
     if blend == "weights":
         return Blend(children, weights={f"s{i}": source["weight"] for i, source in enumerate(case["sources"])})
     if blend == "repetitions":
         return Blend(children, repeats={f"s{i}": source["repetitions"] for i, source in enumerate(case["sources"])})
-    return ConcatDataset(children) if len(children) > 1 else children["s0"]
+    return Concat(children) if len(children) > 1 else children["s0"]
 
 
 @pytest.mark.parametrize("number", range(len(GIVEN)))

@@ -24,7 +24,7 @@ from headrace.compat.energon import (
     get_val_datasets,
 )
 from headrace.datasets import EncodedDataset
-from headrace.datasets.lengths import LimitDataset, RepeatDataset, SubsetDataset
+from headrace.datasets.lengths import Limit, Repeat, Subset
 from headrace.encoders import (
     Cooker,
     DefaultTaskEncoder,
@@ -189,7 +189,7 @@ def test_around_each_dataset_of_a_mix(root: Path) -> None:
     media = MediaDataset.open(root, **media_texts.TEXT)
 
     def mix(dataset: Any) -> Any:
-        parts = {"a": SubsetDataset(dataset, [5, 15]), "b": RepeatDataset(LimitDataset(dataset, 8), 1.5)}
+        parts = {"a": Subset(dataset, [5, 15]), "b": Repeat(Limit(dataset, 8), 1.5)}
         return Blend(parts, repeats={"a": 2, "b": 1})
 
     encoded = mix(EncodedDataset(media, Noisy(), seed=9))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace import BatchSchedule, StateError
-from headrace.loader.framed.feed import Book, Made, up_to_the_end
-from headrace.loader.framed.parts import Part, parts
+from headrace.loader.framed.feed import Book, MadeBatch, up_to_the_end
+from headrace.loader.framed.parts import BatchPart, parts
 from headrace.plan import Share, micro_batches
 from headrace.plan.framed import Lanes, LaneState, beginning, served_lanes
 
@@ -42,7 +42,7 @@ def test_every_unit_is_in_one_part_and_a_lane_has_one_reader(
         )
     )
     planned = micro_batches(schedule, share, position=position, end=None, at_least=1500)
-    whole: list[list[Part]] = [[]]
+    whole: list[list[BatchPart]] = [[]]
     readers: dict[int, set[int]] = {}
     for turn, part in enumerate(some):
         assert (part.states is states) == (turn < num_readers), "each reader is told where to begin, once"
@@ -96,14 +96,14 @@ class Simulated:
         self.ahead = ahead
         self.read = self.known = -1
 
-    def made(self) -> Iterator[Made]:
+    def made(self) -> Iterator[MadeBatch]:
         after = 0
         for step in range(10_000):
             self.read = step
             for num_units in self.units[step] if step < len(self.units) else [0] * len(self.units[0]):
                 after += 1
                 self.known = step if num_units else self.known
-                yield Made({"step": step}, num_units, step, after)
+                yield MadeBatch({"step": step}, num_units, step, after)
 
     def known_step(self) -> int:
         ends = [step for step, sizes in enumerate(self.units) if any(sizes)]
@@ -129,7 +129,7 @@ def test_all_ranks_end_after_the_last_step_that_has_a_unit(
             owner.units[step][-1] = 1
     barrier, said = Barrier(num_ranks), [0] * num_ranks
     calls = [0] * num_ranks
-    found: list[list[Made]] = [[] for _ in ranks]
+    found: list[list[MadeBatch]] = [[] for _ in ranks]
 
     def take(number: int) -> None:
         def agreed(step: int) -> int:

@@ -24,7 +24,7 @@ import mixes_made
 import slots
 from counts import cases
 from headrace import Loader, Order, Run
-from headrace.datasets import LimitDataset
+from headrace.datasets import Limit
 from headrace.loader import Ranks, Reading
 from mixes_made import COUNTS, Drawn, Opened, expected, mixes, name_of, nodes_of, trimmed
 
@@ -185,7 +185,7 @@ def check(run: Run, opened: Opened, seen: dict[int, Row]) -> None:
         times[source, epoch, key] += 1
         counted[source, epoch] += position < whole
     assert max(times.values()) == 1, "no sample twice in an epoch"
-    if not any(isinstance(node, LimitDataset) for node in nodes_of(run.data)):
+    if not any(isinstance(node, Limit) for node in nodes_of(run.data)):
         counts = run.plan.counts(whole)
         for number, (leaf, count) in enumerate(zip(run.plan.leaves, counts, strict=True)):
             assert sum(some for (source, _), some in counted.items() if source == number) == count

@@ -20,9 +20,9 @@ from headrace import Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
 from headrace.loader.buffers import Blocks
 from headrace.loader.ragged import Cost
-from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, Pace, Span
+from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, BatchSpan, Pace
 from headrace.loader.workers import messages
-from headrace.loader.workers.messages import LARGE_BYTES, Message, dumped
+from headrace.loader.workers.messages import LARGE_BYTES, BatchMessage, dumped
 from headrace.samples.media import CaptioningSample, SampleDecoder, SourceInfo
 from headrace.stores import open as open_store
 from headrace.stores.tar.writer import TarWriter
@@ -40,7 +40,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 def sent(batch: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = pickle.loads(ForkingPickler.dumps(Message(batch)))
+    found: dict[str, Any] = pickle.loads(ForkingPickler.dumps(BatchMessage(batch)))
     return found
 
 
@@ -265,7 +265,7 @@ def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path, mo
     monkeypatch.setattr(messages, "_settle", lambda: None)  # this process is no worker
     run = run_of(pictures, "rgb8")
     located = run.locate(np.arange(8, dtype=np.int64))
-    message = messages.read_message(run, Span(located, [4, 4], [0, 1], [4, 8]))
+    message = messages.read_message(run, BatchSpan(located, [4, 4], [0, 1], [4, 8]))
     image = message._batch["image"]
     assert message._shared.found(image).is_shared()
     assert message._shared.found(image).data_ptr() == image.data_ptr()

@@ -12,9 +12,9 @@ import torch
 import corpora
 import records_made
 from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, Run, StateError, WindowDataset
-from headrace.datasets import ConcatDataset, LimitDataset
+from headrace.datasets import Concat, Limit
 from headrace.loader import collate_fn
-from headrace.plan.recipe import Recipe
+from headrace.plan.recipe import RunRecipe
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def test_the_wrong_thing_is_said_in_a_line(windows: WindowDataset) -> None:
     with pytest.raises(ConfigError, match=r"^data is 'stores/web'; .*headrace.open\(path\)"):
         Run("stores/web", global_batch_size=4)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=rf"^data is .*; {cut}"):
-        LimitDataset(store, 3)
+        Limit(store, 3)
     with pytest.raises(ConfigError, match=rf"^source 'a' is .*; {cut}"):
         Blend({"a": store}, weights={"a": 1})
     some: Any = [windows, windows]
-    for make in (lambda: Blend(some), lambda: Blend(some, weights=[1, 2]), lambda: ConcatDataset(some)):
+    for make in (lambda: Blend(some), lambda: Blend(some, weights=[1, 2]), lambda: Concat(some)):
         with pytest.raises(ConfigError, match=r"the sources of a mix are .*; expected a dict of names and datasets"):
             make()  # type: ignore[no-untyped-call]
     with pytest.raises(ConfigError, match=r"weights or repeats are .*; expected a number for each name, as {'a': 0.5}"):
@@ -63,7 +63,7 @@ def test_differences_are_of_the_weights_that_were_typed(windows: WindowDataset) 
 
 def test_a_field_of_a_single_dataset_has_no_empty_name() -> None:
     one, other = (
-        Recipe(format={}, dataset={"": {"on_error": value}}, blend={}, order={}, batch={})
+        RunRecipe(format={}, dataset={"": {"on_error": value}}, blend={}, order={}, batch={})
         for value in ("skip", "raise")
     )
     assert one.differences(other) == ['dataset.on_error: "skip" here, "raise" in the saved recipe']

@@ -25,7 +25,7 @@ from headrace.encoders import DefaultTaskEncoder, stateless
 from headrace.loader import Reading
 from headrace.loader import reading as threads
 from headrace.loader.workers import torch_loader
-from headrace.loader.workers.pool import Workers
+from headrace.loader.workers.pool import WorkerPool
 from headrace.samples.media import TextSample
 from waiting import Clock, clock_that
 
@@ -161,9 +161,9 @@ def test_killed_before_the_first_task(
 ) -> None:
     others = set(active_children())
     kills = iter([signal.SIGKILL, signal.SIGKILL])
-    dealt = torch_loader.Order.__iter__
+    dealt = torch_loader.TaskSampler.__iter__
 
-    def killed_then_dealt(order: torch_loader.Order) -> Iterator[Any]:
+    def killed_then_dealt(order: torch_loader.TaskSampler) -> Iterator[Any]:
         workers = set(active_children()) - others  # torch asks for tasks once before there are any
         if workers and (kill := next(kills, None)):
             pid = workers.pop().pid or 0
@@ -171,7 +171,7 @@ def test_killed_before_the_first_task(
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # where torch raises, if it does
         return dealt(order)
 
-    monkeypatch.setattr(torch_loader.Order, "__iter__", killed_then_dealt)
+    monkeypatch.setattr(torch_loader.TaskSampler, "__iter__", killed_then_dealt)
     assert texts_of(loader_of(MediaDataset.open(texts, **media_texts.TEXT))) == EXPECTED
     assert len(warnings_in(caplog)) == 2
 
@@ -217,7 +217,7 @@ def test_what_the_plan_raises_is_not_forgotten_when_workers_are_lost(texts: Path
             os.kill(os.getpid(), signal.SIGKILL)
         return task
 
-    workers: Workers[int] = Workers(
+    workers: WorkerPool[int] = WorkerPool(
         lambda: read, Reading(num_workers=2, prefetch=4, start_method="fork"), pin=False, describe=str
     )
     found: list[tuple[int, int]] = []

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import StateError
-from headrace.plan import BatchSchedule, Cursor, Recipe
+from headrace.plan import BatchSchedule, Cursor, RunRecipe
 
 
-def recipe(**changes: Any) -> Recipe:
+def recipe(**changes: Any) -> RunRecipe:
     parts = {
         "format": {"order": 1},
         "dataset": {"web": {"store": "ab", "window_tokens": 8}},
@@ -19,7 +19,7 @@ def recipe(**changes: Any) -> Recipe:
         "order": {"kind": "full", "seed": 7},
         "batch": {"pieces": [[0, 4]]},
     }
-    return Recipe(**{**parts, **changes})
+    return RunRecipe(**{**parts, **changes})
 
 
 SCHEDULE = BatchSchedule.of(4)
@@ -39,13 +39,13 @@ def test_round_trip_is_small_and_json_safe() -> None:
 
 
 def test_recipe_round_trip_and_digest() -> None:
-    assert Recipe.from_json(recipe().to_json()) == recipe()
+    assert RunRecipe.from_json(recipe().to_json()) == recipe()
     assert len(recipe().digest()) == 32
     assert recipe().digest() != recipe(order={"kind": "full", "seed": 8}).digest()
     with pytest.raises(StateError, match="no saved recipe"):
-        Recipe.from_json(b"{}")
+        RunRecipe.from_json(b"{}")
     with pytest.raises(StateError, match="no saved recipe"):
-        Recipe.from_json(b"\xff\xfe")
+        RunRecipe.from_json(b"\xff\xfe")
 
 
 @pytest.mark.parametrize(

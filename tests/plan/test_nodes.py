@@ -18,13 +18,13 @@ from headrace.errors import ConfigError
 from headrace.plan import (
     BlendTree,
     Branch,
-    Concat,
+    ConcatNode,
     Leaf,
-    Limit,
+    LimitNode,
     Node,
     Order,
     Plan,
-    Repeat,
+    RepeatNode,
     Schedule,
     Shards,
     exact_weights,
@@ -55,13 +55,13 @@ def ended(draw: st.DrawFn, path: str, depth: int) -> Node:
         return leaf(draw, path)
     if kind == "limit":
         child = draw(st.sampled_from([ended, endless]))(draw, path, depth - 1)
-        return Limit(path, child, draw(st.integers(1, child.num_samples or 20)))
+        return LimitNode(path, child, draw(st.integers(1, child.num_samples or 20)))
     if kind == "repeat":
         child = ended(draw, path, depth - 1)
-        return Repeat(path, child, draw(st.integers(1, 3 * (child.num_samples or 1))))
+        return RepeatNode(path, child, draw(st.integers(1, 3 * (child.num_samples or 1))))
     children = tuple(ended(draw, f"{path}/{i}", depth - 1) for i in range(draw(st.integers(1, 3))))
     if kind == "concat":
-        return Concat(path, children)
+        return ConcatNode(path, children)
     block = draw(st.sampled_from([1, 1, 2, 5]))
     shares = tuple(draw(st.lists(st.integers(0, 9), min_size=len(children), max_size=len(children)).filter(any)))
     return Branch(path, children, shares, sum(shares) * block, block)
@@ -88,9 +88,9 @@ def schedules(draw: st.DrawFn) -> Node:
         weights = draw(st.lists(st.floats(0.1, 10), min_size=len(some), max_size=len(some)))
         tree: Node = Branch(f"{number}", tuple(some), tuple(quantised(weights)), None, draw(st.sampled_from([1, 4])))
         if draw(st.integers(0, 3)) == 0:
-            tree = Concat(f"{number}", tuple(some))
+            tree = ConcatNode(f"{number}", tuple(some))
         if draw(st.integers(0, 3)) == 0:
-            tree = Limit(f"{number}", tree, draw(st.integers(1, tree.num_samples or 9)))
+            tree = LimitNode(f"{number}", tree, draw(st.integers(1, tree.num_samples or 9)))
         segments.append((begin, tree))
         begin += draw(st.integers(1, 60))
     root: Node = Schedule("", tuple(segments))
@@ -120,12 +120,12 @@ def plainly(node: Node, counters: Counter[str]) -> Iterator[tuple[str, int]]:
             yield from islice(streams[chosen], node.block_samples)
             position += 1
     while True:
-        if isinstance(node, Concat):
+        if isinstance(node, ConcatNode):
             for child, stream in zip(node.children, streams, strict=True):
                 yield from islice(stream, child.num_samples)
-        if isinstance(node, Repeat):
+        if isinstance(node, RepeatNode):
             yield from islice(streams[0], node.num_samples)
-        if isinstance(node, Limit):
+        if isinstance(node, LimitNode):
             yield from islice(streams[0], node.num_samples - 1)
             last = next(streams[0])
             # What a pass leaves out is passed over with its last sample.
@@ -184,7 +184,7 @@ def test_a_schedule_within_a_segment(kind: str) -> None:
     a, b = Leaf("a", 7), Leaf("b", 40, Shards([0, 9, 40]))
     mixes = [Branch("", (a, b), tuple(quantised(weights)), None) for weights in ((1, 2), (3, 1), (1, 1))]
     inner = Schedule("inner", ((0, mixes[1]), (31, b), (60, mixes[2])))
-    check_both_ways(Schedule("", ((0, mixes[0]), (50, inner), (170, Concat("c", (b, a))))), kind)
+    check_both_ways(Schedule("", ((0, mixes[0]), (50, inner), (170, ConcatNode("c", (b, a))))), kind)
 
 
 def repeated(draw: st.DrawFn, path: str, depth: int) -> Node:
@@ -198,8 +198,8 @@ def repeated(draw: st.DrawFn, path: str, depth: int) -> Node:
         for number, child in zip(numbers, children, strict=True)
     )
     if draw(st.booleans()):
-        parts = (Repeat(child.path, child, count) for child, count in zip(children, counts, strict=True))
-        return Concat(path, tuple(parts))
+        parts = (RepeatNode(child.path, child, count) for child, count in zip(children, counts, strict=True))
+        return ConcatNode(path, tuple(parts))
     return Branch(path, tuple(children), counts, sum(counts))
 
 
@@ -321,7 +321,7 @@ def test_trace_of_a_great_run_is_arithmetic() -> None:
 
 
 def test_the_same_source_in_two_places_has_two_orders() -> None:
-    twice = Concat("", (Leaf("first/web", 500), Leaf("second/web", 500)))
+    twice = ConcatNode("", (Leaf("first/web", 500), Leaf("second/web", 500)))
     found = Plan(twice, Order()).lookup(np.arange(1_000)).indices
     assert not np.array_equal(found[:500], found[500:])
     shared = Schedule("", ((0, Leaf("web", 500)), (250, Leaf("web", 500))))
@@ -346,9 +346,9 @@ def test_recipes_name_what_decides() -> None:
         Branch("", (a, Leaf("b", 4, Shards([0, 1, 4]))), (1, 2), 3),
         Branch("", (a, Leaf("b", 4, Shards([0, 2, 4]))), (1, 2), 3),
         Branch("", (a, Leaf("b", 5).subset(1, 5)), (1, 2), 3),
-        Concat("", (a, b)),
-        Limit("", old, 2),
-        Repeat("", old, 2),
+        ConcatNode("", (a, b)),
+        LimitNode("", old, 2),
+        RepeatNode("", old, 2),
         Schedule("", ((0, a), (5, b))),
         Schedule("", ((0, a), (6, b))),
         Schedule("", ((0, b), (5, a))),
@@ -357,7 +357,7 @@ def test_recipes_name_what_decides() -> None:
         Schedule("", ((0, Branch("", (a, b), (2, 1), 3)), (5, b))),
         Schedule("", ((0, Branch("", (b, a), (1, 2), 3)), (5, b))),
         Schedule("", ((0, Branch("", (a, b), (1, 2), 6, 2)), (5, b))),
-        Schedule("", ((0, Limit("", old, 2)), (5, b))),
+        Schedule("", ((0, LimitNode("", old, 2)), (5, b))),
         Schedule("", ((0, Schedule("", ((0, a), (3, old)))), (5, b))),
         Schedule("", ((0, Schedule("", ((0, a), (4, old)))), (5, b))),
     ]
@@ -367,7 +367,7 @@ def test_recipes_name_what_decides() -> None:
 def test_a_schedule_writes_its_sources_once() -> None:
     a, b, half = Leaf("a", 3), Leaf("b", 4), 1 << 30
     mix = Branch("", (a, b), (half, half), None)
-    inner = Schedule("in", ((0, Limit("in", mix, 2)), (7, a)))
+    inner = Schedule("in", ((0, LimitNode("in", mix, 2)), (7, a)))
     assert node_recipe(Schedule("", ((0, mix), (4, b), (9, Branch("", (a, b), (1, 3), None)), (12, inner)))) == {
         "path": "",
         "kind": "schedule",
@@ -411,16 +411,16 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     with pytest.raises(ConfigError, match="5 samples a pass, and its shares are 2 blocks of 2"):
         Branch("", (web,), (2,), 5, 2)
     with pytest.raises(ConfigError, match=r"endless are \['mix'\]"):
-        Concat("", (web, mix))
+        ConcatNode("", (web, mix))
     with pytest.raises(ConfigError, match="of 0 endless"):
-        Concat("", ())
+        ConcatNode("", ())
     for limit in (0, 11):
         with pytest.raises(ConfigError, match="1 to its 10 samples"):
-            Limit("", web, limit)
+            LimitNode("", web, limit)
     with pytest.raises(ConfigError, match="any number"):
-        Limit("", mix, 0)
+        LimitNode("", mix, 0)
     with pytest.raises(ConfigError, match="a pass has at least one"):
-        Repeat("", web, 0)
+        RepeatNode("", web, 0)
     for segments in ((), ((1, web),), ((0, web), (0, web))):
         with pytest.raises(ConfigError, match="begin at 0 and rise"):
             Schedule("", segments)

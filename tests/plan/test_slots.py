@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import StateError
-from headrace.plan import BatchSchedule, Branch, Bucketing, Concat, Draw, Leaf, Order, Plan, draw_of, quantised
+from headrace.plan import BatchSchedule, Branch, Bucketing, ConcatNode, Draw, Leaf, Order, Plan, draw_of, quantised
 
 SCHEDULES = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 30)), min_size=1, max_size=3)
 
@@ -99,8 +99,8 @@ def test_what_is_not_drawn() -> None:
     assert not drawn(blend_plan("none")), "in the order of the stores"
     assert not drawn(blend_plan(num_sources=1)), "a single source"
     assert not drawn(Plan(Leaf("", 9), Order())), "a single source"
-    assert not drawn(Plan(Concat("", (Leaf("a", 9), Leaf("b", 9))), Order())), "one after another"
-    assert drawn(Plan(Concat("", (Leaf("a", 9), Branch("b", (Leaf("c", 9), Leaf("d", 9)), (5, 5), 10))), Order()))
+    assert not drawn(Plan(ConcatNode("", (Leaf("a", 9), Leaf("b", 9))), Order())), "one after another"
+    assert drawn(Plan(ConcatNode("", (Leaf("a", 9), Branch("b", (Leaf("c", 9), Leaf("d", 9)), (5, 5), 10))), Order()))
     assert not drawn(blend_plan(), size=1), "a step of one sample"
     assert not drawn(blend_plan(), bucketing=Bucketing()), "whole steps belong together"
     assert not drawn(blend_plan(), bucketing=Bucketing(group_samples=8)), "whole steps belong together"

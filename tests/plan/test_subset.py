@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.plan import Subset
+from headrace.plan import SubsetRange
 
 
 @pytest.mark.parametrize(
@@ -25,22 +25,22 @@ from headrace.plan import Subset
 )
 def test_one_range(given_range: list[int | str], num_samples: int, bounds: tuple[int, int]) -> None:
     """int(100 * 0.29) is 28: the floats are Energon's."""
-    assert Subset.of(given_range).bounds(num_samples) == bounds
+    assert SubsetRange.of(given_range).bounds(num_samples) == bounds
 
 
 def test_ranges_of_ranges() -> None:
-    half = Subset.of(["0%", "50%"])
-    assert Subset.of(["25%", "75%"]).inside(half).bounds(1_000) == (250, 500)
-    assert Subset.of([100, 200]).inside(half).bounds(1_000) == (100, 150)
-    assert Subset.of([100, 200]).inside(half.inside(Subset.of(["10%", "20%"]))).bounds(1_000) == (105, 110)
-    assert Subset().inside(half).bounds(7) == (0, 3)
+    half = SubsetRange.of(["0%", "50%"])
+    assert SubsetRange.of(["25%", "75%"]).inside(half).bounds(1_000) == (250, 500)
+    assert SubsetRange.of([100, 200]).inside(half).bounds(1_000) == (100, 150)
+    assert SubsetRange.of([100, 200]).inside(half.inside(SubsetRange.of(["10%", "20%"]))).bounds(1_000) == (105, 110)
+    assert SubsetRange().inside(half).bounds(7) == (0, 3)
     assert half.inside(None) == half
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 10**6))
 def test_parts_lie_within(low: int, high: int, num_samples: int) -> None:
     low, high = sorted((low, high))
-    begin, end = Subset.of([f"{low}%", f"{high}%"]).bounds(num_samples)
+    begin, end = SubsetRange.of([f"{low}%", f"{high}%"]).bounds(num_samples)
     assert 0 <= begin <= end <= num_samples
 
 
@@ -61,13 +61,13 @@ def test_parts_lie_within(low: int, high: int, num_samples: int) -> None:
 )
 def test_what_is_no_range_is_refused(wrong: list[int | str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Subset.of(wrong)
+        SubsetRange.of(wrong)
 
 
 def test_ranges_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="not within the 10 samples"):
-        Subset.of([5, 11]).bounds(10)
+        SubsetRange.of([5, 11]).bounds(10)
     with pytest.raises(ConfigError, match="not within the 10 samples"):
-        Subset.of([11, "end"]).bounds(10)
+        SubsetRange.of([11, "end"]).bounds(10)
     with pytest.raises(ConfigError, match="give percentages"):
-        Subset.of(["0%", "50%"]).inside(Subset.of([1, 2]))
+        SubsetRange.of(["0%", "50%"]).inside(SubsetRange.of([1, 2]))

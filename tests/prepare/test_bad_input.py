@@ -28,7 +28,7 @@ from headrace.prepare import (
     first_documents,
     prepare_text,
 )
-from headrace.prepare.buckets import Buckets
+from headrace.prepare.buckets import BucketWriter
 from headrace.prepare.store_output import StoreOutput
 from headrace.stores import load_manifest
 
@@ -346,12 +346,12 @@ def test_a_lost_document_does_not_go_unseen(
             ),
         )
     else:
-        deal = Buckets.add
+        deal = BucketWriter.add
 
-        def losing(self: Buckets, order: Any, ordinals: Any, rows: Any) -> None:
+        def losing(self: BucketWriter, order: Any, ordinals: Any, rows: Any) -> None:
             deal(self, order[1:], ordinals[1:], [(row[0][row[1][0] :], row[1][1:]) for row in rows])
 
-        monkeypatch.setattr(Buckets, "add", losing)
+        monkeypatch.setattr(BucketWriter, "add", losing)
     options = TextOptions(tokens=TRUTH, output=OutputOptions(shuffle=1 if place == "buckets" else None), workers=1)
     with pytest.raises(HeadraceError, match=r"does not balance|This is a defect"):
         prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=options)

@@ -17,8 +17,8 @@ from headrace.prepare.buckets import (
     MAX_BUCKET_BYTES,
     MAX_BUCKETS,
     MIN_BUCKET_BYTES,
-    Buckets,
     BucketSorter,
+    BucketWriter,
     bucket_path,
     choose_num_buckets,
 )
@@ -58,7 +58,7 @@ def make_documents(seed: int, count: int, num_keys: int) -> list[Document]:
     return [(int(order), ordinal, tokens[ordinal]) for ordinal, order in enumerate(hashes)]
 
 
-def deal(buckets: Buckets, documents: list[Document], num_keys: int) -> None:
+def deal(buckets: BucketWriter, documents: list[Document], num_keys: int) -> None:
     documents = sorted(documents)
     rows = []
     for key in range(num_keys):
@@ -107,7 +107,7 @@ def test_sorted_by_hash_then_ordinal(
 ) -> None:
     folder = tmp_path_factory.mktemp("buckets")
     documents = make_documents(seed, count, num_keys)
-    buckets = Buckets(folder, 1 << bits, num_keys)
+    buckets = BucketWriter(folder, 1 << bits, num_keys)
     edges = sorted({0, *(min(cut, count) for cut in cuts), count})
     for number, (first, last) in enumerate(itertools.pairwise(edges)):
         deal(buckets, documents[first:last], num_keys)
@@ -122,7 +122,7 @@ def test_sorted_by_hash_then_ordinal(
 
 def test_what_was_appended_after_the_checkpoint_is_cut_off(tmp_path: Path) -> None:
     documents = make_documents(1, 40, 1)
-    buckets = Buckets(tmp_path, 4, 1)
+    buckets = BucketWriter(tmp_path, 4, 1)
     deal(buckets, documents[:20], 1)
     buckets.flush()
     sizes = list(buckets.sizes)
@@ -130,7 +130,7 @@ def test_what_was_appended_after_the_checkpoint_is_cut_off(tmp_path: Path) -> No
     assert buckets.waiting_bytes > 0
     buckets.flush()
     assert buckets.waiting_bytes == 0
-    again = Buckets(tmp_path, 4, 1, sizes)
+    again = BucketWriter(tmp_path, 4, 1, sizes)
     deal(again, documents[20:30], 1)
     again.flush()
     assert [bucket_path(tmp_path, bucket).stat().st_size for bucket in range(4)] == again.sizes
@@ -139,7 +139,7 @@ def test_what_was_appended_after_the_checkpoint_is_cut_off(tmp_path: Path) -> No
 
 
 def one_bucket(folder: Path) -> tuple[Path, SortTask]:
-    buckets = Buckets(folder, 1, 2)
+    buckets = BucketWriter(folder, 1, 2)
     for part in range(2):
         deal(buckets, make_documents(part, 3, 2), 2)
     buckets.flush()
@@ -173,14 +173,14 @@ def test_a_bucket_that_was_cut(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
-    buckets = Buckets(tmp_path / "none", 1, 1)
+    buckets = BucketWriter(tmp_path / "none", 1, 1)
     deal(buckets, make_documents(1, 3, 1), 1)
     with pytest.raises(OutputError, match=r"00000\.bucket: cannot write: No such file"):
         buckets.flush()
 
 
 def test_no_documents(tmp_path: Path) -> None:
-    buckets: Any = Buckets(tmp_path, 2, 1)
+    buckets: Any = BucketWriter(tmp_path, 2, 1)
     deal(buckets, [], 1)
     buckets.flush()
     assert list(tmp_path.iterdir()) == []

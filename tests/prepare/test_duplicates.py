@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.errors import InputError, StoreError
 from headrace.prepare import filters
-from headrace.prepare.filters import HashArray, Seen, hash_texts
+from headrace.prepare.filters import HashArray, SeenHashes, hash_texts
 
 MAX = (1 << 64) - 1
 EXTREMES = st.sampled_from([0, 1, 2, MAX, MAX - 1, 1 << 63, (1 << 63) - 1, 0x7FF0000000000001])
@@ -26,9 +26,9 @@ def array(pairs: list[tuple[int, int]]) -> HashArray:
     return np.array(pairs, np.uint64).reshape(-1, 2)
 
 
-def check(batches: list[HashArray]) -> Seen:
+def check(batches: list[HashArray]) -> SeenHashes:
     """Compare with a set, batch by batch."""
-    seen = Seen()
+    seen = SeenHashes()
     known: set[tuple[int, ...]] = set()
     for batch in batches:
         before = batch.copy()
@@ -94,7 +94,7 @@ def test_the_place_behind_the_last_is_not_looked_at() -> None:
 
 def test_memory() -> None:
     rng = np.random.default_rng(0)
-    seen = Seen()
+    seen = SeenHashes()
     total = 300_000
     for _ in range(30):
         seen.add(rng.integers(0, MAX, (total // 30, 2), np.uint64, endpoint=True))
@@ -127,7 +127,7 @@ def test_fields_of_different_length_are_refused() -> None:
 
 def test_no_texts() -> None:
     assert hash_texts([[]]).shape == hash_texts([]).shape == (0, 2)
-    assert Seen().add(hash_texts([[]])).shape == (0,)
+    assert SeenHashes().add(hash_texts([[]])).shape == (0,)
 
 
 @pytest.mark.parametrize("size", [0, 1, 10, 25])
@@ -136,23 +136,23 @@ def test_load(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     hashes = np.random.default_rng(1).integers(0, MAX, (size + 3, 2), np.uint64, endpoint=True)
     path = tmp_path / "hashes"
     path.write_bytes(hashes.tobytes() + b"torn")
-    seen = Seen.load(path, size)
+    seen = SeenHashes.load(path, size)
     assert len(seen) == size
     assert seen.add(hashes).tolist() == [False] * size + [True] * 3
     path.write_bytes(hashes.tobytes())
-    assert len(Seen.load(path)) == size + 3
+    assert len(SeenHashes.load(path)) == size + 3
 
 
 def test_load_what_is_not_whole(tmp_path: Path) -> None:
     path = tmp_path / "hashes"
     with pytest.raises(InputError, match="the hashes cannot be read: No such file"):
-        Seen.load(path, 1)
+        SeenHashes.load(path, 1)
     path.write_bytes(array([(1, 2), (3, 4)]).tobytes()[:-1])
     with pytest.raises(StoreError, match=r"2 hashes of 16 bytes should be there, found 1; it was cut short"):
-        Seen.load(path, 2)
+        SeenHashes.load(path, 2)
     with pytest.raises(StoreError, match=r"2 hashes of 16 bytes should be there, found 1"):
-        Seen.load(path)
-    assert len(Seen.load(path, 1)) == 1
+        SeenHashes.load(path)
+    assert len(SeenHashes.load(path, 1)) == 1
     path.write_bytes(array([(1, 2), (3, 4), (1, 2)]).tobytes())
     with pytest.raises(StoreError, match="a hash is there twice"):
-        Seen.load(path, 3)
+        SeenHashes.load(path, 3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, WorkerError
 from headrace.prepare.executor import MAX_DEATHS, run_tasks
-from headrace.prepare.messages import Failed, HashDone, HashTask, Order, PieceDone, Progress, Reply, SortTask
+from headrace.prepare.messages import HashDone, HashTask, Order, PieceDone, Progress, Reply, SortTask, TaskFailed
 from headrace.prepare.sources import SourceFile
 
 FILES = [
@@ -73,12 +73,12 @@ class FakeWorkers:
         return reply
 
 
-def answer(order: Order, piece: int) -> PieceDone | HashDone | Failed:
+def answer(order: Order, piece: int) -> PieceDone | HashDone | TaskFailed:
     """A task has one to four pieces; some fail, at the begin or after two pieces."""
     if isinstance(order, HashTask):
         return HashDone(order.number, "")
     if order.turn % 5 == 3 and piece == order.turn % 3:
-        return Failed(order.turn, "input", "bad")
+        return TaskFailed(order.turn, "input", "bad")
     return PieceDone(order.turn, piece, piece == num_pieces(order.turn) - 1)
 
 
@@ -128,7 +128,7 @@ def test_results_in_order_and_workers_not_far_ahead(
             hashes.append(result.number)
             continue
         tasks.append((result.turn, result.piece if isinstance(result, PieceDone) else -1))
-        if isinstance(result, Failed) or result.is_last:
+        if isinstance(result, TaskFailed) or result.is_last:
             workers.turn = result.turn + 1
     assert tasks == [at for turn in range(first, last) for at in wanted(turn)]
     assert sorted(hashes) == [number for number, is_task in enumerate(kinds) if not is_task]

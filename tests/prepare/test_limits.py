@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from headrace.prepare import OutputOptions, TextOptions, TokenOptions, prepare_text
-from headrace.prepare.buckets import MAX_BUCKET_BYTES, Buckets
+from headrace.prepare.buckets import MAX_BUCKET_BYTES, BucketWriter
 from headrace.prepare.first_documents import most_characters
 from headrace.prepare.sources import SourceFile
 
@@ -150,7 +150,7 @@ def test_the_memory_of_a_worker(kit: Any, sources: list[str], tmp_path: Path, wh
 
 def test_the_memory_of_a_sort(tmp_path: Path) -> None:
     """Of the largest bucket that is planned."""
-    buckets = Buckets(tmp_path, 1, 1)
+    buckets = BucketWriter(tmp_path, 1, 1)
     rng = np.random.default_rng(2)
     while sum(buckets.sizes) < MAX_BUCKET_BYTES:
         lengths = rng.integers(0, 1000, 5000)

@@ -23,9 +23,9 @@ from headrace.cli import main
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.prepare import RecipeOptions, estimate_recipe, prepare_recipe, resolving, run
 from headrace.prepare import documents as prepare_documents
-from headrace.prepare.backends import Encoded, RefusedTextError, proof
+from headrace.prepare.backends import EncodedTexts, RefusedTextError, proof
 from headrace.prepare.documents import SampleCounts
-from headrace.prepare.executor import Workers
+from headrace.prepare.executor import WorkerProcesses
 from headrace.prepare.piece import PieceBuilder
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
@@ -346,7 +346,7 @@ def test_max_records_keeps_the_first(folder: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_fast_library_gives_the_same_bytes(folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastokens")
-    monkeypatch.setattr(run, "Workers", Workers)
+    monkeypatch.setattr(run, "WorkerProcesses", WorkerProcesses)
     runs.write_lines(folder / "data" / "a.jsonl", runs.conversations(120))
     recipe = runs.SFT + "mask: {unstable: last_turn}\n"
     slow = runs.prepare(recipe, folder, folder / "slow", task_bytes=9000)
@@ -364,13 +364,13 @@ def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkey
     """By the sample, or since a record is bad that the truth takes; what it has made of the task is thrown away."""
 
     class Late(wrong_tokeniser.Wrong):
-        def encode(self, texts: list[str]) -> Encoded:
+        def encode(self, texts: list[str]) -> EncodedTexts:
             if any(wrong_tokeniser.MISTAKE in text for text in texts):
                 if kind == "a refusal":
                     raise RefusedTextError("no", 0)
                 if kind == "impossible ids":
                     encoded = self._truth.encode(texts)
-                    return Encoded(encoded.ids + np.uint32(5000), encoded.lengths)
+                    return EncodedTexts(encoded.ids + np.uint32(5000), encoded.lengths)
             return super().encode(texts)
 
     monkeypatch.setitem(proof.CANDIDATES, wrong_tokeniser.NAME, Late)

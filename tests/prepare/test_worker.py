@@ -12,14 +12,14 @@ import pytest
 
 from headrace.prepare import TextOptions
 from headrace.prepare.backends import Choice
-from headrace.prepare.messages import Failed, HashTask, SortTask, TextTask
+from headrace.prepare.messages import HashTask, SortTask, TaskFailed, TextTask
 from headrace.prepare.run_plan import RunPlan
 from headrace.prepare.sources import RecordSpec, SourceFile, Span, Task, find_inputs
 from headrace.prepare.tokenizer import load_tokenizer
-from headrace.prepare.worker import Worker
+from headrace.prepare.worker import TextWorker
 
 
-def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any) -> Worker:
+def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any) -> TextWorker:
     loaded = load_tokenizer(kit.tokenizer)
     plan = RunPlan(
         files=tuple(files),
@@ -34,7 +34,7 @@ def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any)
     setup = msgspec.structs.replace(setup, **{"parent": os.getppid(), **changes})
     ours, theirs = Pipe()
     theirs.close()
-    return Worker(ours, setup)
+    return TextWorker(ours, setup)
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def test_a_worker_whose_parent_is_gone_gives_up_within_a_block(
 
 def test_a_tokeniser_that_contradicts_itself(kit: Any, files: list[SourceFile], tmp_path: Path) -> None:
     reply = make_worker(kit, tmp_path, files, vocab_size=300).handle(text_task(files))
-    assert isinstance(reply, Failed)
+    assert isinstance(reply, TaskFailed)
     assert reply.kind == "input"
     assert "its vocabulary has 300 tokens: this tokenizer.json contradicts itself" in reply.message
 
 
 def test_a_bucket_that_is_gone(kit: Any, files: list[SourceFile], tmp_path: Path) -> None:
     reply = make_worker(kit, tmp_path, files).handle(SortTask(3, 100))
-    assert isinstance(reply, Failed)
+    assert isinstance(reply, TaskFailed)
     assert (reply.turn, reply.kind) == (3, "output")
     assert "a bucket cannot be read back: No such file" in reply.message
 
@@ -77,6 +77,6 @@ def test_what_nobody_foresaw_is_told_with_its_traceback(
 
     monkeypatch.setattr("headrace.prepare.worker.open_span", fail)
     reply = make_worker(kit, tmp_path, files).handle(text_task(files, 7))
-    assert isinstance(reply, Failed)
+    assert isinstance(reply, TaskFailed)
     assert (reply.turn, reply.kind) == (7, "crash")
     assert "ZeroDivisionError: unforeseen" in reply.message

@@ -28,7 +28,7 @@ from headrace.prepare import (
 )
 from headrace.prepare import api as text
 from headrace.prepare.backends import proof
-from headrace.prepare.executor import Workers
+from headrace.prepare.executor import WorkerProcesses
 from headrace.prepare.sources import RecordSpec, find_inputs, plan_tasks
 from wrong_tokeniser import FOR_WORKERS, MISTAKE, NAME, Wrong
 
@@ -140,7 +140,7 @@ def test_in_processes_of_their_own(kit: Any, corpus: Path, tmp_path: Path, monke
     (tmp_path / "path").mkdir()
     (tmp_path / "path/sitecustomize.py").write_text(FOR_WORKERS)
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
-    monkeypatch.setattr(run, "Workers", Workers)
+    monkeypatch.setattr(run, "WorkerProcesses", WorkerProcesses)
     for workers in (1, 4):
         faults.prepare(corpus, tmp_path / str(workers), kit.tokenizer, PROOF, workers=workers)
         assert faults.content(tmp_path / str(workers)) == faults.content(tmp_path / "wanted")

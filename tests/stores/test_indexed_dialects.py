@@ -17,8 +17,8 @@ import headrace.stores as stores
 from counts import cases
 from headrace.errors import ConfigError, StoreError
 from headrace.io import reader
-from headrace.stores.indexed.index import Column
-from headrace.stores.indexed.layout import IndexedOptions, Layout
+from headrace.stores.indexed.index import IntegerColumn
+from headrace.stores.indexed.layout import IdxLayout, IndexedOptions
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.store import Store
 from headrace.testing.indexed import vouch_for, write_raw, write_shard
@@ -46,7 +46,7 @@ def write_code(prefix: Path, code: int, dtype: str, *, tail: bytes = b"", count:
     """One document of so many numbers under any dtype code."""
     numbers = np.arange(1, count + 1, dtype=dtype)
     arrays = struct.pack("<iqqq", count, 0, 0, 1)
-    prefix.with_suffix(".idx").write_bytes(Layout(code, 1, 2).header() + arrays)
+    prefix.with_suffix(".idx").write_bytes(IdxLayout(code, 1, 2).header() + arrays)
     prefix.with_suffix(".bin").write_bytes(numbers.tobytes() + tail)
     return prefix
 
@@ -54,7 +54,7 @@ def write_code(prefix: Path, code: int, dtype: str, *, tail: bytes = b"", count:
 def write_fairseq(prefix: Path, documents: Documents, code: int, dtype: str) -> Path:
     sizes = np.array([len(document) for document in documents], "<i4")
     pointers = (np.cumsum(sizes, dtype=np.int64) - sizes) * np.dtype(dtype).itemsize
-    header = Layout(code, len(sizes), 0, "fairseq").header()
+    header = IdxLayout(code, len(sizes), 0, "fairseq").header()
     prefix.with_name(prefix.name + ".idx").write_bytes(header + sizes.tobytes() + pointers.astype("<i8").tobytes())
     prefix.with_name(prefix.name + ".bin").write_bytes(b"".join(document.tobytes() for document in documents))
     return prefix
@@ -285,9 +285,9 @@ def test_bytes_behind_the_index_are_tolerated_and_reported(tmp_path: Path) -> No
 
 
 def test_what_an_index_with_modes_holds() -> None:
-    arrays = Layout(8, 5, 6, "megatron", 1).arrays()
+    arrays = IdxLayout(8, 5, 6, "megatron", 1).arrays()
     assert arrays.describe(140, 144) == "document indices 5 to 5, modes of sequences 0 to 1"
-    assert Layout(9, 2, 0, "fairseq").describe(20, 30) == "header, sizes of sequences 0 to 0"
+    assert IdxLayout(9, 2, 0, "fairseq").describe(20, 30) == "header, sizes of sequences 0 to 0"
 
 
 def test_unknown_options(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_columns_with_steps_and_scales(
     entries = np.cumsum(steps) - steps[0]
     item = np.dtype(dtype).itemsize
     path.write_bytes(b"odd" + b"".join(entry.astype(dtype).tobytes() + bytes(gap) for entry in entries))
-    column = Column(reader(name), str(path), 3, dtype, len(entries), stride=item + gap, scale=scale)
+    column = IntegerColumn(reader(name), str(path), 3, dtype, len(entries), stride=item + gap, scale=scale)
     assert column.read(0, len(entries)).tolist() == (entries * scale).tolist()
     assert column.read(0, 0).tolist() == []
     at = np.array([len(entries) - 1, 0, len(entries) // 2])
@@ -349,7 +349,7 @@ def test_columns_with_steps_and_scales(
 
 def test_a_pointer_that_overflows_when_scaled(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(np.array([0, 2**62, -(2**62)], "<i8").tobytes())
-    column = Column(reader("mmap"), str(tmp_path / "x"), 0, "<i8", 3, scale=4)
+    column = IntegerColumn(reader("mmap"), str(tmp_path / "x"), 0, "<i8", 3, scale=4)
     assert column.read(0, 1).tolist() == [0]
     for at in (1, 2):
         with pytest.raises(StoreError, match="4611686018427387904 lies in no file"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from headrace.io import reader
-from headrace.stores.indexed.index import Column
-from headrace.stores.indexed.layout import Layout
+from headrace.stores.indexed.index import IntegerColumn
+from headrace.stores.indexed.layout import IdxLayout
 
 
 @pytest.mark.sampled(12)
@@ -18,7 +18,7 @@ def test_search(tmp_path: Path, name: str, count: int, repeats: int) -> None:
     """Against NumPy, at an odd offset, with runs of equal entries."""
     entries = np.arange(count) // repeats * 5
     (tmp_path / "x").write_bytes(b"odd" + entries.astype("<i8").tobytes() + b"rest")
-    column = Column(reader(name), str(tmp_path / "x"), 3, "<i8", count)
+    column = IntegerColumn(reader(name), str(tmp_path / "x"), 3, "<i8", count)
     values = np.unique(np.concatenate([entries - 1, entries, entries + 1, [2**62]]).clip(0))
     np.testing.assert_array_equal(column.last_at_most(values), np.searchsorted(entries, values, side="right") - 1)
     assert column.last_at_most(values[:0]).tolist() == []
@@ -28,7 +28,7 @@ def test_search(tmp_path: Path, name: str, count: int, repeats: int) -> None:
 
 
 def test_what_bytes_hold() -> None:
-    layout = Layout(8, 5, 6)
+    layout = IdxLayout(8, 5, 6)
     assert layout.describe(0, 34) == "header"
     assert layout.describe(33, 35) == "header, sizes of sequences 0 to 0"
     assert layout.describe(62, 95) == "pointers of sequences 1 to 4, document indices 0 to 0"

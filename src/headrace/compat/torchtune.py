@@ -1,8 +1,6 @@
-"""torchtune's ``PackedDataset``: the same class and the same tensors, planned from lengths.
+"""torchtune's ``PackedDataset``: the same class and the same tensors, planned from the lengths of documents.
 
-One pack as torchtune lays it out, with its mask made when asked for.
-
-What `PackedDataset` asks of the dataset it packs: the lengths of its samples, and a few samples joined.
+The mask of a pack is made when it is asked for. `DocumentDataset` gives the documents of a store as samples to pack.
 """
 
 from __future__ import annotations
@@ -10,17 +8,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from headrace.datasets.windows import DocumentDataset
+from headrace.datasets.dataset import Sample
+from headrace.datasets.loss_masks import AUTO, shown_mask, used_mask
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.plan.packing.first_fit import next_fit
 from headrace.plan.segments import IGNORED_LABEL, integers
+from headrace.stores import Store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +74,7 @@ _AT_ONCE = 256
 _FIRST_S, _EVERY_S = 2.0, 0.2
 
 
-class SampleDataset(Protocol):
+class TokensAndLabels(Protocol):
     """A map-style dataset whose samples are mappings with ``tokens`` and ``labels``.
 
     Used where they exist, too: ``lengths``, (len,) integers, and ``__getitems__(indices)``.
@@ -82,7 +85,7 @@ class SampleDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def sample_lengths(ds: SampleDataset, enough_tokens: int | None) -> IntArray:
+def sample_lengths(ds: TokensAndLabels, enough_tokens: int | None) -> IntArray:
     """(n,) int64: tokens of the samples, from ``ds.lengths`` or by a pass over them that keeps nothing else.
 
     The pass ends early once it has seen more than ``enough_tokens``; on a terminal it says how far it is when it takes
@@ -103,7 +106,7 @@ def sample_lengths(ds: SampleDataset, enough_tokens: int | None) -> IntArray:
     return _counted(ds, enough_tokens)
 
 
-def _counted(ds: SampleDataset, enough_tokens: int | None) -> IntArray:
+def _counted(ds: TokensAndLabels, enough_tokens: int | None) -> IntArray:
     num_samples, tokens = len(ds), 0
     lengths = np.empty(num_samples, dtype=np.int64)
     shown_s = time.monotonic() + _FIRST_S
@@ -125,7 +128,7 @@ def _counted(ds: SampleDataset, enough_tokens: int | None) -> IntArray:
 
 
 def joined(
-    ds: SampleDataset, first: int, stop: int, begin: int, end: int | None
+    ds: TokensAndLabels, first: int, stop: int, begin: int, end: int | None
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Samples ``first`` .. ``stop - 1`` one after another: tokens, labels, and (stop - first,) int64 lengths.
 
@@ -149,7 +152,7 @@ def joined(
     return np.concatenate(tokens)[begin:end], np.concatenate(labels)[begin:end], lengths
 
 
-def _samples(ds: SampleDataset, first: int, stop: int) -> Sequence[Any]:
+def _samples(ds: TokensAndLabels, first: int, stop: int) -> Sequence[Any]:
     many = getattr(ds, "__getitems__", None)
     if many is not None:
         found: Sequence[Any] = many(list(range(first, stop)))
@@ -210,7 +213,7 @@ class PackedDataset(Sequence[PackedItem]):
 
     def __init__(
         self,
-        ds: SampleDataset,
+        ds: TokensAndLabels,
         *,
         max_seq_len: int,
         padding_idx: int = 0,
@@ -364,3 +367,108 @@ def _filled(values: IntArray, length: int, fill: int) -> IntArray:
     out = np.full(length, fill, dtype=np.int64)
     out[: len(values)] = values
     return out
+
+
+class DocumentDataset:
+    """Sample i is document i of a store, as torchtune's datasets give theirs; made for `PackedDataset`.
+
+    - ``tokens``: (length,) int64;
+    - ``labels``: (length,) int64, the tokens themselves, and -100 where the store's loss mask is 0. They
+      are not shifted: the training step does that, as torchtune's recipes do.
+
+    Documents are of any length, so they cannot be stacked into the arrays of one shape that a `headrace.Dataset`
+    fills: this is a map-style dataset of its own, and no source of a run.
+
+    A sample costs one read of the store; ``lengths`` O(documents) time and memory at each use, nothing is kept.
+
+    Args:
+        store: an open store of any layout.
+        loss_mask_key: a key of the store parallel to its main one, 1 where a token is trained on and 0 elsewhere:
+            ``"auto"`` the loss mask that the store has, if it has one; None trains on every token.
+
+    Raises:
+        ConfigError: not a store, or the store has no such key, or the key is not parallel to the main one.
+        InputError: on reading, a loss mask with other values than 0 and 1; names the documents.
+    """
+
+    def __init__(self, store: Store, *, loss_mask_key: str | None = AUTO) -> None:
+        if not isinstance(store, Store):
+            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+        self.store = store
+        self.loss_mask_key = used_mask(store, loss_mask_key)
+
+    def __len__(self) -> int:
+        return self.store.num_documents
+
+    @property
+    def lengths(self) -> IntArray:
+        """(num_documents,) int64: tokens of each document."""
+        return self.store.lengths
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the bytes of the samples."""
+        return {"kind": "documents", "store": self.store.fingerprint, "loss_mask_key": self.loss_mask_key}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """128 bits in hex over ``recipe``."""
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
+
+    def describe(self) -> str:
+        """One line."""
+        return f"documents of {self.store.path}{shown_mask(self.store, self.loss_mask_key)}"
+
+    def __getitem__(self, index_: int) -> Sample:
+        number = index(index_)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"document {index_} of a dataset of {len(self):,}")
+        number %= len(self)
+        tokens, labels, _ = self.joined(number, number + 1)
+        return {"tokens": tokens, "labels": labels}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """The samples at ``indices``; documents that follow one another are read as one."""
+        wanted = np.asarray(indices, dtype=np.int64)
+        if not wanted.size:
+            return []
+        if int(wanted.min()) < -len(self) or int(wanted.max()) >= len(self):
+            raise IndexError(f"documents {wanted.min()} .. {wanted.max()} of a dataset of {len(self):,}")
+        wanted %= len(self)
+        samples: list[Sample] = []
+        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
+            tokens, labels, lengths = self.joined(int(run[0]), int(run[-1]) + 1)
+            cuts = np.cumsum(lengths)[:-1]
+            pairs = zip(np.split(tokens, cuts), np.split(labels, cuts), strict=True)
+            samples.extend({"tokens": some, "labels": theirs} for some, theirs in pairs)
+        return samples
+
+    def joined(
+        self, first: int, stop: int, begin: int = 0, end: int | None = None
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """Documents ``first`` .. ``stop - 1`` one after another: tokens, labels, and (stop - first,) int64 lengths.
+
+        Of the tokens and labels only ``[begin, end)`` is read and returned, of the lengths all. One read of the store.
+        """
+        begins = self.store.document_begins(np.arange(first, stop + 1))
+        base = int(begins[0])
+        from_, to = base + begin, int(begins[-1]) if end is None else base + end
+        tokens = self.store.fetch(from_, to).astype(np.int64)
+        labels = tokens.copy()
+        if self.loss_mask_key is not None:
+            labels[~self._loss_mask(self.loss_mask_key, from_, to, first, stop)] = IGNORED_LABEL
+        return tokens, labels, np.diff(begins)
+
+    def _loss_mask(self, key: str, begin: int, end: int, first: int, stop: int) -> NDArray[np.bool_]:
+        values = self.store.fetch(begin, end, key)
+        is_one: NDArray[np.bool_] = values == 1
+        others = values[~is_one]
+        if others.any():
+            raise InputError(
+                f"{self.store.path}: documents {first} to {stop - 1}: the key {key!r} holds"
+                f" {others[others != 0][0]}; a loss mask holds 0 and 1"
+            )
+        return is_one
+
+    def __repr__(self) -> str:
+        return f"<DocumentDataset: {len(self):,} samples, {self.describe()}>"

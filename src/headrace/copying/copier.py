@@ -14,9 +14,18 @@ import numpy as np
 import xxhash
 
 from headrace.copying.formats import FORMATS, CopyKinds, Target
-from headrace.copying.plan import OPTION, CopyEntry, CopyPlan, FolderPlan, Piece, SourceEntry, ranges_from, ranges_of
-from headrace.copying.rows import Rows, cast
-from headrace.copying.sources import CHUNK_DOCUMENTS, Source
+from headrace.copying.plan import (
+    OPTION,
+    CopyEntry,
+    CopyPlan,
+    DocumentRange,
+    FolderPlan,
+    SourceEntry,
+    ranges_from,
+    ranges_of,
+)
+from headrace.copying.rows import DocumentRows, cast
+from headrace.copying.sources import CHUNK_DOCUMENTS, StoreSource
 from headrace.errors import OutputError, StoreError
 from headrace.io import output_errors
 from headrace.stores import (
@@ -116,7 +125,7 @@ class Copier:
         self,
         plan: CopyPlan,
         kinds: CopyKinds,
-        sources: Sequence[Source],
+        sources: Sequence[StoreSource],
         *,
         modes: frozenset[str],
         on_progress: Callable[[CopyProgress], None],
@@ -210,7 +219,7 @@ class Copier:
         made.lengths = {key: hasher.hexdigest() for key, hasher in hashers.items()}
         return made
 
-    def _copy(self, piece: Piece, target: Target, made: _Made, hashers: dict[str, xxhash.xxh3_128]) -> None:
+    def _copy(self, piece: DocumentRange, target: Target, made: _Made, hashers: dict[str, xxhash.xxh3_128]) -> None:
         source, names = self._sources[piece.source], self._names[piece.source]
         for first, end, found in source.chunks(piece.first, piece.end):
             rows = {}
@@ -228,7 +237,9 @@ class Copier:
             made.num_empty += int(np.count_nonzero(num_ids == 0))
             self._count("copy", end - first, int(total.sum()))
 
-    def _fitted(self, rows: Rows, key: str, dtype: np.dtype[Any], source: Source, first: int) -> Rows:
+    def _fitted(
+        self, rows: DocumentRows, key: str, dtype: np.dtype[Any], source: StoreSource, first: int
+    ) -> DocumentRows:
         rows = cast(rows, dtype, f"{source.path}: key {key!r}", first)
         if not self._format.sequences:
             self.inner_borders += len(rows.sequences) - int(np.count_nonzero(rows.lengths))
@@ -289,7 +300,7 @@ class Copier:
         )
 
 
-def _entry(source: Source) -> SourceEntry:
+def _entry(source: StoreSource) -> SourceEntry:
     return SourceEntry(
         path=source.path, documents=source.documents, dialect=source.dialect, num_documents=source.num_documents
     )

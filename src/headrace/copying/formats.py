@@ -20,11 +20,11 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 import numpy as np
 
-from headrace.copying.rows import Rows
+from headrace.copying.rows import DocumentRows
 from headrace.errors import ConfigError
 from headrace.stores import Dialect, Documents, IndexedOptions, KeyedWriter, OutputShard
 from headrace.stores.arguments import MAIN
-from headrace.stores.indexed.layout import Layout, code_of
+from headrace.stores.indexed.layout import IdxLayout, code_of
 from headrace.stores.indexed.writer import SequenceFiles
 from headrace.stores.keyed.layout import check_key, key_dtype
 from headrace.stores.keyed.writer import MAX_DOCUMENTS
@@ -37,7 +37,7 @@ class Target(ABC):
     """One shard of all keys that is being written."""
 
     @abstractmethod
-    def add(self, rows: Mapping[str, Rows]) -> None:
+    def add(self, rows: Mapping[str, DocumentRows]) -> None:
         """Append documents, which every key has the same number of, in the dtypes of the target."""
 
     @abstractmethod
@@ -78,13 +78,13 @@ class _IndexedTarget(Target):
         try:
             for key, dtype in dtypes.items():
                 check_key(key)
-                layout = Layout(code_of(dtype, "megatron"), 0, 0, "megatron", 1 if key in modes else 0)
+                layout = IdxLayout(code_of(dtype, "megatron"), 0, 0, "megatron", 1 if key in modes else 0)
                 self._files[key] = SequenceFiles(folder / f"{self._stems[key]}.bin", layout)
         except BaseException:
             self.discard()
             raise
 
-    def add(self, rows: Mapping[str, Rows]) -> None:
+    def add(self, rows: Mapping[str, DocumentRows]) -> None:
         for key, files in self._files.items():
             row = rows[key]
             files.add(row.tokens, row.sequences, row.ends + files.num_sequences, row.modes)
@@ -107,7 +107,7 @@ class _KeyedTarget(Target):
     def __init__(self, folder: Path, number: int, count: int, dtypes: DTypes, modes: frozenset[str]) -> None:
         self._writer = KeyedWriter(folder / f"shard_{number:04d}", dtypes=dtypes)
 
-    def add(self, rows: Mapping[str, Rows]) -> None:
+    def add(self, rows: Mapping[str, DocumentRows]) -> None:
         tokens = {key: row.tokens for key, row in rows.items()}
         self._writer.add_documents(tokens, {key: row.lengths for key, row in rows.items()})
 

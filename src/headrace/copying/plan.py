@@ -23,7 +23,7 @@ from headrace.stores import Manifest
 from headrace.stores.arguments import IntArray
 
 
-class Piece(msgspec.Struct, frozen=True):
+class DocumentRange(msgspec.Struct, frozen=True):
     """``num_documents`` documents of a source, from ``first`` on."""
 
     source: int
@@ -40,7 +40,7 @@ class FolderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One store that is written: its place below the destination (empty: the destination itself), and its shards."""
 
     name: str
-    shards: tuple[tuple[Piece, ...], ...]
+    shards: tuple[tuple[DocumentRange, ...], ...]
 
     @property
     def num_documents(self) -> int:
@@ -62,12 +62,12 @@ class CopyPlan(msgspec.Struct, frozen=True, kw_only=True):
     format: FormatName
 
 
-def whole(num_documents: Sequence[int]) -> list[Piece]:
+def whole(num_documents: Sequence[int]) -> list[DocumentRange]:
     """All documents of sources that have so many, one source after another."""
-    return [Piece(source, 0, count) for source, count in enumerate(num_documents)]
+    return [DocumentRange(source, 0, count) for source, count in enumerate(num_documents)]
 
 
-def cut(pieces: Sequence[Piece], borders: Sequence[int]) -> list[list[Piece]]:
+def cut(pieces: Sequence[DocumentRange], borders: Sequence[int]) -> list[list[DocumentRange]]:
     """The pieces cut before the documents at these places, which do not decrease, into ``len(borders) + 1`` lists.
 
     Args:
@@ -75,18 +75,18 @@ def cut(pieces: Sequence[Piece], borders: Sequence[int]) -> list[list[Piece]]:
         borders: in [0, number of documents].
     """
     total = sum(piece.num_documents for piece in pieces)
-    parts: list[list[Piece]] = []
+    parts: list[list[DocumentRange]] = []
     rest = [piece for piece in pieces if piece.num_documents]
     rest.reverse()
     for begin, end in pairwise([0, *borders, total]):
         left = end - begin
-        part: list[Piece] = []
+        part: list[DocumentRange] = []
         while left:
             piece = rest.pop()
             count = min(left, piece.num_documents)
-            part.append(Piece(piece.source, piece.first, count))
+            part.append(DocumentRange(piece.source, piece.first, count))
             if count < piece.num_documents:
-                rest.append(Piece(piece.source, piece.first + count, piece.num_documents - count))
+                rest.append(DocumentRange(piece.source, piece.first + count, piece.num_documents - count))
             left -= count
         parts.append(part)
     return parts
@@ -121,7 +121,7 @@ def shard_borders(lengths: Iterable[IntArray], shard_tokens: int) -> list[int]:
     return borders
 
 
-def limited(shard: Sequence[Piece], max_documents: int | None) -> list[list[Piece]]:
+def limited(shard: Sequence[DocumentRange], max_documents: int | None) -> list[list[DocumentRange]]:
     """The shard itself, or as few of nearly equal numbers of documents as hold at most so many each."""
     total = sum(piece.num_documents for piece in shard)
     if max_documents is None or total <= max_documents:
@@ -168,13 +168,13 @@ def named_split(
     return [(name, *part) for name, part in zip(names, parts, strict=False) if part is not None]
 
 
-def ranges_of(shards: Iterable[Iterable[Piece]]) -> list[Piece]:
+def ranges_of(shards: Iterable[Iterable[DocumentRange]]) -> list[DocumentRange]:
     """The documents of shards as few ranges: what goes on where the piece before it ended is one with it."""
-    found: list[Piece] = []
+    found: list[DocumentRange] = []
     for piece in (piece for shard in shards for piece in shard):
         if found and found[-1].source == piece.source and found[-1].end == piece.first:
             last = found.pop()
-            found.append(Piece(last.source, last.first, last.num_documents + piece.num_documents))
+            found.append(DocumentRange(last.source, last.first, last.num_documents + piece.num_documents))
         else:
             found.append(piece)
     return found
@@ -223,7 +223,7 @@ class CopiedDocument(msgspec.Struct, frozen=True, kw_only=True):
     document: int
 
 
-def ranges_from(pieces: Sequence[Piece]) -> tuple[tuple[int, int, int], ...]:
+def ranges_from(pieces: Sequence[DocumentRange]) -> tuple[tuple[int, int, int], ...]:
     """Pieces as the manifest keeps them."""
     return tuple((piece.source, piece.first, piece.num_documents) for piece in pieces)
 

@@ -13,7 +13,7 @@ from headrace.stores import IndexedStore, ShardedStore, Store
 from headrace.stores.arguments import IntArray
 
 
-class Rows(NamedTuple):
+class DocumentRows(NamedTuple):
     """``n`` documents of one key, one after another.
 
     Attributes:
@@ -42,14 +42,14 @@ def lengths_of(store: Store, first: int, end: int) -> IntArray:
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
-def read_rows(store: Store, first: int, end: int) -> Rows:
+def read_rows(store: Store, first: int, end: int) -> DocumentRows:
     """The documents ``first`` to ``end``, at least one; of a store without sequences each that has tokens is one."""
     parts = [_shard_rows(shard, begin, until) for shard, begin, until in _within(store, first, end)]
     if len(parts) == 1:
         return parts[0]
     num_sequences = np.cumsum([0, *(len(part.sequences) for part in parts)])
     ends = [part.ends + before for part, before in zip(parts, num_sequences[:-1], strict=True)]
-    return Rows(
+    return DocumentRows(
         np.concatenate([part.tokens for part in parts]),
         np.concatenate([part.lengths for part in parts]),
         np.concatenate([part.sequences for part in parts]),
@@ -58,7 +58,7 @@ def read_rows(store: Store, first: int, end: int) -> Rows:
     )
 
 
-def cast(rows: Rows, dtype: np.dtype[Any], where: str, first: int) -> Rows:
+def cast(rows: DocumentRows, dtype: np.dtype[Any], where: str, first: int) -> DocumentRows:
     """The same in another dtype, every value as it was.
 
     Args:
@@ -114,13 +114,13 @@ def _shard_lengths(shard: Store, first: int, end: int) -> IntArray:
     return _documents(*_sequences(shard, first, end))
 
 
-def _shard_rows(shard: Store, first: int, end: int) -> Rows:
+def _shard_rows(shard: Store, first: int, end: int) -> DocumentRows:
     if not isinstance(shard, IndexedStore):
         begins = shard.document_begins(np.arange(first, end + 1))
         lengths = np.diff(begins)
         tokens = shard.fetch(int(begins[0]), int(begins[-1]))
         ends = np.cumsum(lengths > 0, dtype=np.int64)
-        return Rows(np.ascontiguousarray(tokens), lengths, lengths[lengths > 0], ends, np.zeros(0, np.int8))
+        return DocumentRows(np.ascontiguousarray(tokens), lengths, lengths[lengths > 0], ends, np.zeros(0, np.int8))
     ends, sizes = _sequences(shard, first, end)
     begin, until = shard.document_begins(np.array([first, end])).tolist()
     if until - begin != int(sizes.sum()):
@@ -129,7 +129,9 @@ def _shard_rows(shard: Store, first: int, end: int) -> Rows:
             f" {until - begin} by their pointers; the index was changed"
         )
     tokens = shard.fetch(begin, until)
-    return Rows(np.ascontiguousarray(tokens), _documents(ends, sizes), sizes, ends, _modes(shard, first, len(sizes)))
+    return DocumentRows(
+        np.ascontiguousarray(tokens), _documents(ends, sizes), sizes, ends, _modes(shard, first, len(sizes))
+    )
 
 
 def _sequences(shard: IndexedStore, first: int, end: int) -> tuple[IntArray, IntArray]:

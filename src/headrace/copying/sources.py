@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.copying.formats import CopyOptions, SortBy
 from headrace.copying.json_object import JsonObjectStore, is_json_object
-from headrace.copying.rows import Rows, lengths_of, read_rows, shards_of
+from headrace.copying.rows import DocumentRows, lengths_of, read_rows, shards_of
 from headrace.errors import StoreError
 from headrace.io import FileHasher, FileSum, PreadReader, natural_key
 from headrace.io.readers import ByteArray
@@ -72,7 +72,7 @@ CHUNK_TOKENS = 1 << 20
 """A chunk has at most so many of either, but at least one document."""
 
 
-class Source:
+class StoreSource:
     """One store with all its keys, for one pass from its begin to its end.
 
     Args:
@@ -160,7 +160,7 @@ class Source:
         for begin in range(first, end, CHUNK_DOCUMENTS):
             yield self._lengths(begin, min(begin + CHUNK_DOCUMENTS, end))
 
-    def chunks(self, first: int, end: int) -> Iterator[tuple[int, int, dict[str, Rows]]]:
+    def chunks(self, first: int, end: int) -> Iterator[tuple[int, int, dict[str, DocumentRows]]]:
         """The documents ``first`` to ``end`` in order: (first, end, rows of each key) of every chunk."""
         while first < end:
             ends = np.cumsum(self._lengths(first, min(first + CHUNK_DOCUMENTS, end)))
@@ -217,17 +217,17 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_sources(paths: Sequence[str], options: CopyOptions) -> Iterator[list[Source]]:
+def open_sources(paths: Sequence[str], options: CopyOptions) -> Iterator[list[StoreSource]]:
     """Open stores, and close them at the end.
 
     Raises:
-        StoreError: as `Source`.
+        StoreError: as `StoreSource`.
         ConfigError: options for pairs, and there are none.
     """
     with contextlib.ExitStack() as stack:
         sources = []
         for path in paths:
-            source = Source(path, options)
+            source = StoreSource(path, options)
             stack.callback(source.close)
             sources.append(source)
         yield sources

@@ -29,8 +29,8 @@ from headrace.copying.formats import (
 )
 from headrace.copying.plan import (
     CopyPlan,
+    DocumentRange,
     FolderPlan,
-    Piece,
     cut,
     limited,
     named_split,
@@ -39,7 +39,7 @@ from headrace.copying.plan import (
     shard_borders,
     whole,
 )
-from headrace.copying.sources import Source, expand, open_sources
+from headrace.copying.sources import StoreSource, expand, open_sources
 from headrace.errors import ConfigError, StoreError
 from headrace.io import check_local, safe_relative
 from headrace.stores import Manifest, TokenizerInfo
@@ -89,7 +89,7 @@ def _named(info: TokenizerInfo) -> str:
 
 
 OnProgress = Callable[[CopyProgress], None]
-Parts = Callable[[list[Source]], list[tuple[str, list[Piece]]]]
+Parts = Callable[[list[StoreSource]], list[tuple[str, list[DocumentRange]]]]
 """From the sources to the stores that are written: name and documents of each."""
 
 
@@ -195,7 +195,7 @@ def _kept(request: Request, shards: Shards) -> dict[str, Any]:
 
 
 def _folder(
-    name: str, pieces: list[Piece], sources: Sequence[Source], shards: Shards, format_name: FormatName
+    name: str, pieces: list[DocumentRange], sources: Sequence[StoreSource], shards: Shards, format_name: FormatName
 ) -> FolderPlan:
     """The shards of one store; there is at least one, be it empty."""
     borders: list[int] = []
@@ -219,7 +219,7 @@ def _folder(
     return FolderPlan(name=name, shards=tuple(map(tuple, found)))
 
 
-def _modes(sources: Sequence[Source], kinds: CopyKinds, options: CopyOptions) -> tuple[frozenset[str], list[str]]:
+def _modes(sources: Sequence[StoreSource], kinds: CopyKinds, options: CopyOptions) -> tuple[frozenset[str], list[str]]:
     """The keys that are written with modes, and what to say of those that lose them."""
     notes = []
     kept = set()
@@ -239,7 +239,7 @@ def _modes(sources: Sequence[Source], kinds: CopyKinds, options: CopyOptions) ->
     return frozenset(kept), notes
 
 
-def _plan_notes(request: Request, sources: Sequence[Source], plan: CopyPlan) -> list[str]:
+def _plan_notes(request: Request, sources: Sequence[StoreSource], plan: CopyPlan) -> list[str]:
     notes = [f"{folder.name} has no documents" for folder in plan.folders if folder.name and not folder.num_documents]
     most = FORMATS[plan.format].max_documents
     if request.options.shards == "single" and any(len(folder.shards) > 1 for folder in plan.folders):
@@ -253,7 +253,7 @@ def _plan_notes(request: Request, sources: Sequence[Source], plan: CopyPlan) -> 
 
 
 def _planned(
-    request: Request, plan: CopyPlan, kinds: CopyKinds, sources: Sequence[Source], notes: Sequence[str]
+    request: Request, plan: CopyPlan, kinds: CopyKinds, sources: Sequence[StoreSource], notes: Sequence[str]
 ) -> CopyReport:
     """What would be written."""
     stores = []
@@ -421,12 +421,12 @@ def split(
     _check_names(names)
     chosen = tuple(names)
 
-    def parts(opened: list[Source]) -> list[tuple[str, list[Piece]]]:
+    def parts(opened: list[StoreSource]) -> list[tuple[str, list[DocumentRange]]]:
         [one] = opened
         count = one.num_documents
         if isinstance(into, str):
             found = named_split(into, count, era=era, names=chosen)
-            return [(name, [Piece(0, first, end - first)]) for name, first, end in found]
+            return [(name, [DocumentRange(0, first, end - first)]) for name, first, end in found]
         num_tokens = sum(one.num_tokens(0, count).values())
         borders = part_borders(one.lengths(0, count), into, num_documents=count, num_tokens=num_tokens)
         return list(zip(chosen, cut(whole([count]), borders), strict=True))
@@ -442,7 +442,7 @@ def split(
     return run(request, parts, dry_run=dry_run, on_progress=on_progress)
 
 
-def _joined(opened: list[Source]) -> list[tuple[str, list[Piece]]]:
+def _joined(opened: list[StoreSource]) -> list[tuple[str, list[DocumentRange]]]:
     return [("", whole([source.num_documents for source in opened]))]
 
 

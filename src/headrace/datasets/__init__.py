@@ -4,7 +4,6 @@
     Store --> PackedSequenceDataset -+--> Blend --> Run: step N -> positions -> (source, epoch, sample) -> NumPy batch
     Store --> SFTDataset, PreferenceDataset, GroupDataset, PromptDataset: records, padded batch by batch --> the same
     SampleStore --> MediaDataset: images, video, text, decoded and cooked --> the same
-    Store --> DocumentDataset: whole documents
 
 May import: stores, plan, samples, encoders, errors.
 """
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.datasets.blend import Blend, ScheduledBlend, Stage
     from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
     from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun, MeasuredDataset
-    from headrace.datasets.lengths import ConcatDataset, FilledDataset, LimitDataset, RepeatDataset, SubsetDataset
+    from headrace.datasets.lengths import Concat, FilledDataset, Limit, Repeat, Subset
     from headrace.datasets.mapped import MapDataset
     from headrace.datasets.measuring import MeasuredFacts, measure
     from headrace.datasets.media import JoinedMediaDataset, MediaDataset
@@ -30,15 +29,14 @@ if TYPE_CHECKING:
     from headrace.datasets.run import Located, Run
     from headrace.datasets.sft_records import SFTDataset
     from headrace.datasets.tracing.answers import Topology
-    from headrace.datasets.windows import DocumentDataset, WindowDataset
+    from headrace.datasets.windows import WindowDataset
 
 _HOMES = {
     "Blend": "headrace.datasets.blend",
     "Collation": "headrace.datasets.records",
-    "ConcatDataset": "headrace.datasets.lengths",
+    "Concat": "headrace.datasets.lengths",
     "Counts": "headrace.datasets.dataset",
     "Dataset": "headrace.datasets.dataset",
-    "DocumentDataset": "headrace.datasets.windows",
     "EncodedDataset": "headrace.datasets.encoded",
     "Fields": "headrace.datasets.dataset",
     "FilledDataset": "headrace.datasets.lengths",
@@ -46,7 +44,7 @@ _HOMES = {
     "FramedRun": "headrace.datasets.encoded",
     "GroupDataset": "headrace.datasets.rl_records",
     "JoinedMediaDataset": "headrace.datasets.media",
-    "LimitDataset": "headrace.datasets.lengths",
+    "Limit": "headrace.datasets.lengths",
     "Located": "headrace.datasets.run",
     "MapDataset": "headrace.datasets.mapped",
     "MeasuredDataset": "headrace.datasets.encoded",
@@ -57,13 +55,13 @@ _HOMES = {
     "PreferenceDataset": "headrace.datasets.rl_records",
     "PromptDataset": "headrace.datasets.rl_records",
     "RecordDataset": "headrace.datasets.records",
-    "RepeatDataset": "headrace.datasets.lengths",
+    "Repeat": "headrace.datasets.lengths",
     "Run": "headrace.datasets.run",
     "SFTDataset": "headrace.datasets.sft_records",
     "Sample": "headrace.datasets.dataset",
     "ScheduledBlend": "headrace.datasets.blend",
     "Stage": "headrace.datasets.blend",
-    "SubsetDataset": "headrace.datasets.lengths",
+    "Subset": "headrace.datasets.lengths",
     "Topology": "headrace.datasets.tracing.answers",
     "WindowDataset": "headrace.datasets.windows",
     "measure": "headrace.datasets.measuring",
@@ -72,10 +70,9 @@ _HOMES = {
 __all__ = [
     "Blend",
     "Collation",
-    "ConcatDataset",
+    "Concat",
     "Counts",
     "Dataset",
-    "DocumentDataset",
     "EncodedDataset",
     "Fields",
     "FilledDataset",
@@ -83,7 +80,7 @@ __all__ = [
     "FramedRun",
     "GroupDataset",
     "JoinedMediaDataset",
-    "LimitDataset",
+    "Limit",
     "Located",
     "MapDataset",
     "MeasuredDataset",
@@ -94,13 +91,13 @@ __all__ = [
     "PreferenceDataset",
     "PromptDataset",
     "RecordDataset",
-    "RepeatDataset",
+    "Repeat",
     "Run",
     "SFTDataset",
     "Sample",
     "ScheduledBlend",
     "Stage",
-    "SubsetDataset",
+    "Subset",
     "Topology",
     "WindowDataset",
     "measure",

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.datasets.dataset import Dataset, Fields, Origins, Sample
 from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of, wrong_data
 from headrace.errors import ConfigError
-from headrace.plan import Concat, IntArray, KeyArray, Leaf, Limit, Node, Repeat, Subset, rounded
+from headrace.plan import ConcatNode, IntArray, KeyArray, Leaf, LimitNode, Node, RepeatNode, SubsetRange, rounded
 
 
 class _OfOne(Mix):
@@ -41,21 +41,21 @@ class _OfOne(Mix):
         return f"<{type(self).__name__} of {self.data!r}: {length}>"
 
 
-class SubsetDataset(_OfOne):
+class Subset(_OfOne):
     """Some consecutive samples of a dataset, by the numbers that they have in it.
 
-    ``subset`` is a range as in a metadataset, ``["25%", "75%"]``, ``[100, 200]`` or ``[100, "end"]``, or a `Subset`.
+    ``subset`` is a range as in a metadataset, ``["25%", "75%"]``, ``[100, 200]``, ``[100, "end"]``, or a `SubsetRange`.
 
     Raises:
         ConfigError: not a dataset, a malformed range, or one without samples.
     """
 
-    def __init__(self, dataset: Dataset, subset: Subset | Sequence[int | str]) -> None:
+    def __init__(self, dataset: Dataset, subset: SubsetRange | Sequence[int | str]) -> None:
         super().__init__(dataset)
         if not isinstance(dataset, Dataset):
             raise ConfigError(f"a subset is of a dataset, found {dataset!r}: take one of each of its datasets")
         self.dataset = dataset
-        self.subset = subset if isinstance(subset, Subset) else Subset.of(subset)
+        self.subset = subset if isinstance(subset, SubsetRange) else SubsetRange.of(subset)
         self.bounds = self.subset.bounds(len(dataset))
         if self.bounds[0] == self.bounds[1]:
             raise ConfigError(
@@ -75,11 +75,11 @@ class SubsetDataset(_OfOne):
         return whole.subset(*self.bounds)
 
 
-class LimitDataset(_OfOne):
+class Limit(_OfOne):
     """The first ``num_samples`` samples of every pass; an endless mix is cut into passes of as many.
 
     Each pass takes another epoch of the datasets below: with a shuffled order other samples come every time, in
-    validation always the same. For samples of a fixed part of a dataset use `SubsetDataset`.
+    validation always the same. For samples of a fixed part of a dataset use `SubsetRange`.
 
     Raises:
         ConfigError: below 1, or more than there are in a pass.
@@ -98,12 +98,12 @@ class LimitDataset(_OfOne):
         """The samples of one pass."""
         return self._num_samples
 
-    def node(self, path: str = "") -> Limit:
+    def node(self, path: str = "") -> LimitNode:
         """As the plan sees it."""
-        return Limit(path, node_of(path, self.data), self._num_samples)
+        return LimitNode(path, node_of(path, self.data), self._num_samples)
 
 
-class RepeatDataset(_OfOne):
+class Repeat(_OfOne):
     """A dataset for ``repeats`` passes, whole or fractional, as one: 2.5 passes of 1,000 samples are exactly 2,500.
 
     The count is rounded to the nearest sample, whatever the number of ranks and workers. What is left of a pass comes
@@ -119,7 +119,7 @@ class RepeatDataset(_OfOne):
             raise ConfigError(f"repeats is {repeats}; it is positive and finite")
         length = length_of(data)
         if length is None:
-            raise ConfigError(f"{data!r} has no end, so that its passes cannot be counted: limit it with LimitDataset")
+            raise ConfigError(f"{data!r} has no end, so that its passes cannot be counted: limit it with Limit")
         self.repeats = repeats
         self._num_samples = rounded(Fraction(repeats) * length)
         if not self._num_samples:
@@ -132,10 +132,10 @@ class RepeatDataset(_OfOne):
 
     def node(self, path: str = "") -> Node:
         """As the plan sees it."""
-        return Repeat(path, node_of(path, self.data), self._num_samples)
+        return RepeatNode(path, node_of(path, self.data), self._num_samples)
 
 
-class ConcatDataset(Mix):
+class Concat(Mix):
     """Datasets, or mixes that end, one after another, each for one pass; then the first one again, in its next epoch.
 
     ``Run.validation`` of it goes through everything once, in the order of the stores.
@@ -152,7 +152,7 @@ class ConcatDataset(Mix):
         if endless:
             raise ConfigError(
                 f"{endless} have no end, and what comes after them would never come: mix them by repeats, or "
-                "limit them with LimitDataset"
+                "limit them with Limit"
             )
 
     @property
@@ -166,9 +166,9 @@ class ConcatDataset(Mix):
         tokens = sum((length_of(child) or 0) * child.num_tokens_per_sample for child in self.children.values())
         return tokens / self.num_samples
 
-    def node(self, path: str = "") -> Concat:
+    def node(self, path: str = "") -> ConcatNode:
         """As the plan sees it."""
-        return Concat(path, tuple(node_of(joined(path, name), child) for name, child in self.children.items()))
+        return ConcatNode(path, tuple(node_of(joined(path, name), child) for name, child in self.children.items()))
 
 
 class FilledDataset(Dataset):

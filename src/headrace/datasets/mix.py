@@ -14,7 +14,7 @@ from os import PathLike
 
 from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError, StoreError
-from headrace.plan import BatchSchedule, Branch, Concat, Inner, Leaf, Limit, Node, Schedule, Shards, Share
+from headrace.plan import BatchSchedule, Branch, ConcatNode, Inner, Leaf, LimitNode, Node, Schedule, Shards, Share
 from headrace.stores import SampleStore, Store, TokenizerInfo
 from headrace.stores.manifest import find_manifest
 
@@ -67,7 +67,7 @@ def _shown(name: str, store: Store, info: TokenizerInfo) -> str:
 
 
 class Mix(ABC):
-    """Datasets, or other mixes, by name: `Blend`, `ConcatDataset`, `LimitDataset` and the like.
+    """Datasets, or other mixes, by name: `Blend`, `Concat`, `Limit` and the like.
 
     A mix says what comes when; it reads nothing. The names on the way to a dataset are its path, from which its order
     is drawn: one dataset at two paths is gone through in two orders.
@@ -233,11 +233,11 @@ def _borders(node: Inner) -> list[int]:
     """Numbers of which all places are multiples where another child, or another part of one, begins."""
     if isinstance(node, Branch):
         return [node.block_samples]
-    if isinstance(node, Concat):
+    if isinstance(node, ConcatNode):
         return [int(length) for length in node.lengths] if len(node.children) > 1 else []
     if isinstance(node, Schedule):
         return [int(begin) for begin in node.begins]
-    if isinstance(node, Limit):
+    if isinstance(node, LimitNode):
         # Of a single source a pass may begin anywhere.
         return [node.num_samples, node.child.num_samples or 0] if _together(node.child) else []
     return []  # a repeat begins where its child does

@@ -8,14 +8,14 @@ from headrace.datasets.dataset import Dataset
 from headrace.plan import (
     BatchSchedule,
     Branch,
-    Concat,
+    ConcatNode,
     Inner,
     Leaf,
-    Limit,
+    LimitNode,
     Node,
     Order,
     Plan,
-    Repeat,
+    RepeatNode,
     Schedule,
     order_quality,
 )
@@ -66,9 +66,9 @@ _SHOWN = 4
 
 _KINDS: dict[type[Node], str] = {
     Branch: "blend",
-    Concat: "one after another",
-    Limit: "the first of every pass",
-    Repeat: "repeated",
+    ConcatNode: "one after another",
+    LimitNode: "the first of every pass",
+    RepeatNode: "repeated",
     Schedule: "one mix after another",
 }
 

@@ -50,7 +50,7 @@ class Pads(NamedTuple):
     positions: IntArray
 
 
-class Rows(NamedTuple):
+class PackedRows(NamedTuple):
     """Where each piece lies in rows of ``row_tokens`` places; pieces of all rows, one after another.
 
     ``offsets`` (rows + 1,) int64: row i has the pieces ``offsets[i]`` to ``offsets[i + 1]``. ``lengths`` and
@@ -68,7 +68,7 @@ class Rows(NamedTuple):
     widths: IntArray
 
     @classmethod
-    def of(cls, offsets: IntArray, lengths: IntArray, *, row_tokens: int, segment_multiple: int) -> Rows:
+    def of(cls, offsets: IntArray, lengths: IntArray, *, row_tokens: int, segment_multiple: int) -> PackedRows:
         """Lay pieces out in rows, each row from its beginning."""
         segments = lengths if segment_multiple == 1 else -(-lengths // segment_multiple) * segment_multiple
         tails = row_tokens - np.add.reduceat(segments, offsets[:-1])
@@ -315,7 +315,7 @@ class PackedSequenceDataset(Dataset):
             return
         items = self.items(addresses)
         packing = self.packing
-        layout = Rows.of(
+        layout = PackedRows.of(
             items.offsets, items.lengths, row_tokens=self.max_seq_len, segment_multiple=packing.segment_multiple
         )
         flat = {name: values.reshape(-1) for name, values in out.items()}
@@ -353,7 +353,9 @@ class PackedSequenceDataset(Dataset):
                 row[1:] = row[:-1].copy()
                 row[0] = none
 
-    def _mask_labels(self, key: str, items: PackItems, layout: Rows, labels: NDArray[Any], mask: NDArray[Any]) -> None:
+    def _mask_labels(
+        self, key: str, items: PackItems, layout: PackedRows, labels: NDArray[Any], mask: NDArray[Any]
+    ) -> None:
         """Leave out the labels of tokens that the store says are not trained on."""
         marks = self.store.buffers(items.starts, items.lengths, key)
         # A label is the token after its own, and it is that token's mark that counts.

@@ -30,13 +30,13 @@ from headrace.plan import (
     Lookup,
     Order,
     Plan,
-    Recipe,
+    RunRecipe,
     draw_of,
     node_recipe,
     order_format,
 )
 from headrace.plan.bucketing import Bucketing
-from headrace.plan.buckets import Buckets
+from headrace.plan.buckets import BucketedOrder
 from headrace.plan.packing import PackingLedger
 
 
@@ -121,14 +121,16 @@ class Run:
             if not dataset.is_ragged and any(-1 in shape for shape, _ in dataset.fields.values()):
                 raise ConfigError(f"{type(dataset).__name__} is for samples of one shape; feed the records themselves")
 
-    def _make_buckets(self, bucketing: Bucketing) -> Buckets:
+    def _make_buckets(self, bucketing: Bucketing) -> BucketedOrder:
         if not isinstance(bucketing, Bucketing):
             raise ConfigError(
                 f"bucketing is {bucketing!r}; expected a Bucketing, as headrace.plan.Bucketing(window_steps=16)"
             )
         if not self.is_ragged:
             raise ConfigError("bucketing is for records; windows and packs are all equally long")
-        return Buckets(bucketing, self.schedule, length=self.length, seed=self.order.seed, lengths=self._sample_lengths)
+        return BucketedOrder(
+            bucketing, self.schedule, length=self.length, seed=self.order.seed, lengths=self._sample_lengths
+        )
 
     def _sample_lengths(self, positions: IntArray) -> IntArray:
         """(n,) int64: tokens of the samples that positions have before they are rearranged."""
@@ -323,13 +325,13 @@ class Run:
         return {**self.read(self.locate(positions)), **constants, "sample_positions": positions}
 
     @cached_property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> RunRecipe:
         """What decides the bytes of every step, by part; save it beside the checkpoint.
 
         The length is not in it: a run may be made longer, and its steps so far stay the same.
         """
         datasets = zip(self.plan.leaves, self.datasets, strict=True)
-        return Recipe(
+        return RunRecipe(
             format=order_format(is_drawn=self.draw is not None),
             dataset={leaf.path: dataset.recipe for leaf, dataset in datasets},
             blend=node_recipe(self.plan.root),

@@ -17,7 +17,7 @@ May import: samples, plan, errors.
 
 from __future__ import annotations
 
-from headrace.encoders.calls import Place
+from headrace.encoders.calls import CallKey
 from headrace.encoders.faults import (
     ErrorPolicy,
     Fault,
@@ -72,6 +72,7 @@ from headrace.samples.media import sample_type as edataclass
 __all__ = [
     "AugmentTaskEncoder",
     "Batch",
+    "CallKey",
     "CaptioningSample",
     "Cooker",
     "CrudeSample",
@@ -88,7 +89,6 @@ __all__ = [
     "InterleavedSample",
     "MultiChoiceVQASample",
     "OCRSample",
-    "Place",
     "Sample",
     "SampleDecoder",
     "Selection",

@@ -43,7 +43,7 @@ STAGES: Final = {
 """Each hook has random numbers of its own: what one draws moves no other. The numbers are part of the order."""
 
 
-class Place(NamedTuple):
+class CallKey(NamedTuple):
     """Whose turn it is: all that random numbers depend on.
 
     Attributes:
@@ -59,7 +59,7 @@ class Place(NamedTuple):
     part: int = 0
 
 
-def seed_of(place: Place, stage: str, number: int = 0) -> int:
+def seed_of(place: CallKey, stage: str, number: int = 0) -> int:
     """64 bits for a call; ``number`` counts the outputs of a generator."""
     outputs = ((place.output << 20) + place.part << 20) + number
     return derive(derive(_stage_key(place.key, stage), place.position), outputs)

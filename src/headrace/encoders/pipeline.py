@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.encoders.calls import CALL, Aside, Call, Place, in_main_thread, seed_of
+from headrace.encoders.calls import CALL, Aside, Call, CallKey, in_main_thread, seed_of
 from headrace.encoders.hooks import Hook, encoder_recipe, hooks_of
 from headrace.encoders.task_encoder import TaskEncoder
 from headrace.errors import ConfigError, SkipSample
@@ -19,7 +19,7 @@ from headrace.errors import ConfigError, SkipSample
 class Output(NamedTuple):
     """What one sample, or one pack, became: the place that it has now, and the encoded sample."""
 
-    place: Place
+    place: CallKey
     sample: Any
 
 
@@ -133,7 +133,7 @@ class EncoderPipeline:
     def __exit__(self, *raised: Any) -> None:
         self._aside.__exit__(*raised)
 
-    def encode(self, make: Callable[[], Any], place: Place, cook: Hook | None = None) -> list[Output]:
+    def encode(self, make: Callable[[], Any], place: CallKey, cook: Hook | None = None) -> list[Output]:
         """One sample made and encoded: none, one or several outputs.
 
         `SkipSample` after some outputs of a generator ends it there, and in ``postencode_sample`` leaves out that
@@ -171,7 +171,7 @@ class EncoderPipeline:
     def _postencoded(self, one: Output) -> Any:
         return self._call(self._after, "postencode_sample", one.place, self._after.call, one.sample)
 
-    def select(self, samples: Sequence[Any], place: Place) -> Selection:
+    def select(self, samples: Sequence[Any], place: CallKey) -> Selection:
         """Which samples go into packs together.
 
         Args:
@@ -295,7 +295,7 @@ class EncoderPipeline:
             f" {self.batch_size}; exactly one of the two says how many samples make a batch"
         )
 
-    def batch(self, samples: Sequence[Any], place: Place) -> list[Any]:
+    def batch(self, samples: Sequence[Any], place: CallKey) -> list[Any]:
         """Samples as batches, mostly one.
 
         Args:
@@ -313,7 +313,7 @@ class EncoderPipeline:
                 return [made]
             return self._outputs(hook, "encode_batch", place, made, is_batch=True)
 
-    def _outputs(self, hook: Hook, stage: str, place: Place, given: Any, *, is_batch: bool = False) -> list[Any]:
+    def _outputs(self, hook: Hook, stage: str, place: CallKey, given: Any, *, is_batch: bool = False) -> list[Any]:
         """What a hook gives, each output of a generator with seeds of its own."""
         found = self._call(hook, stage, place, hook.call, given, is_batch=is_batch)
         if not inspect.isgenerator(found):
@@ -337,7 +337,7 @@ class EncoderPipeline:
         self,
         hook: Hook,
         stage: str,
-        place: Place,
+        place: CallKey,
         function: Callable[..., Any],
         *given: Any,
         is_batch: bool = False,

@@ -34,13 +34,21 @@ if TYPE_CHECKING:
     from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
     from headrace.inspect.sample_description import SampleDescription, describe_samples
     from headrace.inspect.sample_preview import SamplePreview, SamplePreviewOptions, open_preview
-    from headrace.inspect.shown import EvidenceRow, Figures, Preview, Rendering, ShownSample, ShownSequence, Stretch
+    from headrace.inspect.shown import (
+        EvidenceRow,
+        Preview,
+        Rendering,
+        ShownSample,
+        ShownSequence,
+        StoreFigures,
+        Stretch,
+    )
     from headrace.inspect.store_checks import PackVerdict, Verdict, check_packs, check_store
 
 _HOMES = {
     "Description": "headrace.inspect.description",
     "EvidenceRow": "headrace.inspect.shown",
-    "Figures": "headrace.inspect.shown",
+    "StoreFigures": "headrace.inspect.shown",
     "MetadatasetNumbers": "headrace.inspect.metadataset",
     "MixVerdict": "headrace.inspect.metadataset",
     "DocumentOrigin": "headrace.inspect.origins",
@@ -80,7 +88,6 @@ __all__ = [
     "Description",
     "DocumentOrigin",
     "EvidenceRow",
-    "Figures",
     "MetadatasetNumbers",
     "MixVerdict",
     "PackFigures",
@@ -96,6 +103,7 @@ __all__ = [
     "SampleVerdict",
     "ShownSample",
     "ShownSequence",
+    "StoreFigures",
     "Stretch",
     "Verdict",
     "check_mix",

@@ -34,7 +34,7 @@ from headrace.stores.indexed.layout import AS_FOUND
 from headrace.stores.manifest import find_manifest as find_listing
 
 
-class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a document, empty ones included."""
 
     min: int
@@ -72,7 +72,7 @@ class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
     documents: int
     empty_documents: int
     tokens: int
-    tokens_per_document: Lengths | None
+    tokens_per_document: LengthFigures | None
     histogram: tuple[Bar, ...]
     supervised: Supervised | None = None
     """What its loss mask trains, where it has one."""
@@ -204,11 +204,11 @@ def _merge(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[ND
     return lengths, counts
 
 
-def _summarise(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> Lengths:
+def _summarise(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> LengthFigures:
     ends = np.cumsum(counts)
     num_documents = int(ends[-1])
     middle = np.searchsorted(ends, [(num_documents - 1) // 2, num_documents // 2], side="right")
-    return Lengths(
+    return LengthFigures(
         min=int(lengths[0]),
         median=float(lengths[middle].mean()),
         mean=int((lengths * counts).sum()) / num_documents,

@@ -16,7 +16,7 @@ from headrace.datasets.sft_records import TOKEN_KEYS
 from headrace.errors import ConfigError, StoreError
 from headrace.inspect.description import describe_key
 from headrace.inspect.figures import count
-from headrace.inspect.shown import Figures, Kind, PackFill, Shares, ShownSample, ShownSequence, Trained
+from headrace.inspect.shown import Kind, PackFill, Shares, ShownSample, ShownSequence, StoreFigures, Trained
 from headrace.inspect.token_texts import TokenTexts, stretches
 from headrace.plan.packing import PackPlan
 from headrace.stores import Dialect, Store
@@ -300,7 +300,7 @@ MOST_MARKS = 1 << 28
 _CHUNK = 1 << 22
 
 
-def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> Figures:
+def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> StoreFigures:
     """All figures. O(documents), and one pass over the masks where no counts are stored."""
     main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
     described = describe_key(keys.main, main)
@@ -310,7 +310,7 @@ def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect:
         packs = PackFill(
             strategy=plan.packing.strategy, packs=len(plan), fill=ledger.fill, lost_tokens=ledger.lost_tokens
         )
-    return Figures(
+    return StoreFigures(
         key=keys.main,
         tokens=described.tokens,
         tokens_per_document=described.tokens_per_document,

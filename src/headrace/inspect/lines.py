@@ -14,8 +14,8 @@ from rich.cells import cell_len
 from headrace.inspect.figures import count, listing, plural, safe_lines, safe_text
 from headrace.inspect.shown import (
     EvidenceRow,
-    Part,
     Preview,
+    RecordPart,
     RenderedSequence,
     Rendering,
     ShownSample,
@@ -260,13 +260,13 @@ def rendering_summary(rendering: Rendering) -> list[tuple[str, str]]:
     return pairs
 
 
-def part_heading(part: Part) -> str:
+def part_heading(part: RecordPart) -> str:
     """A line about a text or a conversation."""
     text = f"{part.name}: {plural(len(part.messages), 'message')}" if part.messages is not None else part.name
     return text + ("" if part.reward is None else f", reward {part.reward:g}")
 
 
-def message_heading(part: Part, number: int) -> str:
+def message_heading(part: RecordPart, number: int) -> str:
     """The role of a message, and its flag where the record has one."""
     role = str((part.messages or [])[number].get("role"))
     flag = part.train[number] if part.train else None
@@ -281,7 +281,7 @@ def message_fields(message: dict[str, object]) -> list[str]:
     return lines + [f"{name}: {as_json(value)}" for name, value in others.items()]
 
 
-def extras(part: Part) -> list[tuple[str, str]]:
+def extras(part: RecordPart) -> list[tuple[str, str]]:
     """What the template sees besides the messages."""
     named = (("tools", part.tools), ("template arguments", part.template_kwargs))
     return [(name, as_json(value)) for name, value in named if value]
@@ -319,7 +319,7 @@ def evidence_cells(row: EvidenceRow) -> tuple[str, ...]:
     )
 
 
-def _part_lines(part: Part) -> list[str]:
+def _part_lines(part: RecordPart) -> list[str]:
     lines = []
     for number, message in enumerate(part.messages or []):
         heading = safe_text(message_heading(part, number))

@@ -19,7 +19,7 @@ from headrace.datasets.metadataset import (
     JoinedSource,
     Metadataset,
     Mixed,
-    Source,
+    NamedSource,
     SourceOptions,
     Tree,
     load_dataset,
@@ -31,7 +31,7 @@ from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
 from headrace.inspect.samples import SampleOptions, closed, options_of, plain_dataset
 from headrace.inspect.store_checks import Verdict, check_store
-from headrace.plan import BatchSchedule, Branch, Leaf, Limit, Node, Repeat, Schedule
+from headrace.plan import BatchSchedule, Branch, Leaf, LimitNode, Node, RepeatNode, Schedule
 from headrace.stores import Problem
 from headrace.stores.sample_layouts import sample_layout
 
@@ -137,8 +137,8 @@ class _Counting:
     ) -> NodeNumbers:
         limit = None
         samples = node.num_samples
-        while isinstance(node, Limit | Repeat):
-            if isinstance(node, Limit):
+        while isinstance(node, LimitNode | RepeatNode):
+            if isinstance(node, LimitNode):
                 limit = node.num_samples if limit is None else min(limit, node.num_samples)
             node = node.child
         common: dict[str, Any] = {"name": name, "number": number, "share": share, "samples": samples, "limit": limit}
@@ -169,7 +169,7 @@ class _Counting:
         )
         return NodeNumbers(**common, kind=tree.kind, seen=seen, schedule=pieces, children=children)
 
-    def _source(self, tree: Source | JoinedSource, leaf: Leaf) -> dict[str, Any]:
+    def _source(self, tree: NamedSource | JoinedSource, leaf: Leaf) -> dict[str, Any]:
         dataset = self.datasets[leaf.path]
         seen = None if self._seen is None else self._seen.get(leaf.path, 0)
         found = {
@@ -194,7 +194,7 @@ def _given(node: Node, num_ranks: int) -> Counter[str]:
         ends = [*node.begins.tolist()[1:], num_ranks]
         for child, begin, end in zip(node.children, node.begins.tolist(), ends, strict=True):
             given.update(_given(child, max(0, min(end, num_ranks) - begin)))
-    elif isinstance(node, Limit) and node.num_samples < (node.child.num_samples or 0):
+    elif isinstance(node, LimitNode) and node.num_samples < (node.child.num_samples or 0):
         # Every pass begins as the first one does, but for a sample or two where passes below are not as long.
         passes, within = divmod(num_ranks, node.num_samples)
         first = _given(node.child, node.num_samples)
@@ -334,10 +334,10 @@ class _Mix:
         # Errors of metadatasets begin with file and place.
         self.add(Problem(path=self._metadataset.path, place="", message=_without(message, self._metadataset.path)))
 
-    def _look_at(self, source: Source | JoinedSource) -> None:
+    def _look_at(self, source: NamedSource | JoinedSource) -> None:
         found = list(_places(source))
         self.places += [place for place in found if place not in self.places]
-        if isinstance(source, Source):
+        if isinstance(source, NamedSource):
             for name, aux in source.aux.items():
                 if not Path(folder := aux.removeprefix(FILESYSTEM)).exists():
                     self._say(f"{source.where}: aux.{name}: nothing is at {folder}")
@@ -348,7 +348,7 @@ class _Mix:
             self._say(str(error))
             self.unopened.update(path for path, _ in found)
 
-    def _dataset(self, source: Source | JoinedSource) -> Dataset:
+    def _dataset(self, source: NamedSource | JoinedSource) -> Dataset:
         if source.where not in self._opened:
             dataset = SourceOptions(open=plain_dataset).dataset(source)
             self._opened[source.where] = dataset
@@ -359,7 +359,7 @@ class _Mix:
         return self._opened[source.where]
 
 
-def _places(source: Source | JoinedSource) -> Iterator[tuple[str, SampleOptions]]:
+def _places(source: NamedSource | JoinedSource) -> Iterator[tuple[str, SampleOptions]]:
     """The datasets of a source, whole: of all parts, whichever of them the metadataset takes."""
     if isinstance(source, JoinedSource):
         for column in source.columns:

@@ -26,14 +26,14 @@ from headrace.inspect.lines import (
 )
 from headrace.inspect.shown import (
     EvidenceRow,
-    Figures,
-    Part,
     Preview,
+    RecordPart,
     RenderedSequence,
     Rendering,
     Shares,
     ShownSample,
     ShownSequence,
+    StoreFigures,
     Stretch,
 )
 
@@ -266,7 +266,7 @@ def _pairs(preview: Preview) -> list[tuple[str, str]]:
     return pairs + ([] if preview.figures is None else figure_pairs(preview.figures))
 
 
-def figure_pairs(figures: Figures) -> list[tuple[str, str]]:
+def figure_pairs(figures: StoreFigures) -> list[tuple[str, str]]:
     """The numbers of a store, in words."""
     pairs = [("tokens", f"{count(figures.tokens)} of {figures.key!r}")]
     lengths = figures.tokens_per_document
@@ -316,7 +316,7 @@ def rendering_page(rendering: Rendering) -> str:
     return page(f"{title} - headrace render", parts)
 
 
-def _part_html(part: Part) -> str:
+def _part_html(part: RecordPart) -> str:
     body = []
     for number, message in enumerate(part.messages or []):
         body.append(

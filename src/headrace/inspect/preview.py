@@ -16,7 +16,7 @@ from headrace.inspect.documents import By, RecordKeys, ShownKeys, choose, figure
 from headrace.inspect.figures import count, plural
 from headrace.inspect.origins import find_origins, place_in_input
 from headrace.inspect.shown import Preview, ShownSample, ShownSequence
-from headrace.inspect.token_texts import Found, IdTexts, find_texts
+from headrace.inspect.token_texts import FoundTokenizer, IdTexts, find_texts
 from headrace.plan.packing import Packing, PackPlan
 from headrace.stores import Dialect, Manifest, Store
 from headrace.stores import open_tokens as open_store
@@ -73,7 +73,7 @@ def preview_store(path: str | os.PathLike[str], options: PreviewOptions | None =
             )
         manifest = find_manifest(name)
         found = (
-            Found(IdTexts(), None)
+            FoundTokenizer(IdTexts(), None)
             if options.ids
             else find_texts(
                 manifest.tokenizer if manifest is not None else None,

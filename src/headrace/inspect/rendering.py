@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError, HeadraceError, InputError
-from headrace.inspect.shown import EvidenceRow, Outcome, Part, RenderedSequence, Rendering, ShownSequence, Stretch
+from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering, ShownSequence, Stretch
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
-from headrace.prepare.messages import Making
+from headrace.prepare.messages import RecipeSetup
 from headrace.prepare.record_encoder import make_maker
 from headrace.prepare.resolving import find_template, find_tokenizer, with_inputs
 from headrace.prepare.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
 from headrace.prepare.tokenizer import find_end_names
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import NUM_RECORDS, Sample
-from headrace.samples.maker import Explained, Made, SampleMaker
+from headrace.samples.maker import Explained, MadeDocuments, SampleMaker
 from headrace.samples.masking import DroppedError, TokenEvidence
 from headrace.samples.masking.results import SUPERVISION_CUT
 from headrace.samples.recipe import LengthSpec, Recipe, load_recipe, resolve_layout, with_now
@@ -34,7 +34,7 @@ from headrace.samples.recipe.recipe import lengths_key
 from headrace.samples.templates import ChatTemplate
 
 
-def parts_of(sample: object) -> tuple[Part, ...]:
+def parts_of(sample: object) -> tuple[RecordPart, ...]:
     """All of it; nothing of a record that is read field by field."""
     if isinstance(sample, Text):
         return (_part("text", sample.text),)
@@ -63,10 +63,10 @@ def columns_of(sample: object) -> dict[str, Any] | None:
     return dict(sample) if isinstance(sample, Mapping) else None
 
 
-def _part(name: str, value: Conversation | str, reward: float | None = None) -> Part:
+def _part(name: str, value: Conversation | str, reward: float | None = None) -> RecordPart:
     if isinstance(value, str):
-        return Part(name=name, text=value, reward=reward)
-    return Part(
+        return RecordPart(name=name, text=value, reward=reward)
+    return RecordPart(
         name=name,
         messages=value.messages,
         tools=value.tools,
@@ -97,7 +97,7 @@ def open_maker(recipe: Recipe, source: int, tokenizer: str | None = None) -> Ope
     """
     loaded, folder = find_tokenizer(recipe, tokenizer)
     recipe, setup = find_template(recipe, folder, {})
-    making = Making(
+    making = RecipeSetup(
         recipe=msgspec.json.encode(recipe),
         sources=(source,),
         template=None if setup is None else msgspec.json.encode(setup),
@@ -182,7 +182,7 @@ _MOST_ADDED = 2
 """Tokens that may be put at either end of a sequence."""
 
 
-class Kept(NamedTuple):
+class KeptTokens(NamedTuple):
     """Which tokens of a sequence are stored, and the ids that are put before and behind them."""
 
     is_kept: NDArray[np.bool_]
@@ -192,7 +192,7 @@ class Kept(NamedTuple):
 
 def kept_tokens(
     whole: NDArray[Any], stored: NDArray[Any], *, from_end: bool, borders: Collection[int] = ()
-) -> Kept | None:
+) -> KeptTokens | None:
     """Which of the tokens ``whole`` are ``stored``; None where they are other tokens.
 
     Stored is one stretch of them or, where exchanges were taken out of the middle, a beginning and an end; up to two
@@ -207,7 +207,7 @@ def kept_tokens(
             if place is not None:
                 is_kept = np.zeros(len(whole), np.bool_)
                 is_kept[place : place + len(core)] = True
-                return Kept(is_kept, tuple(stored[:before].tolist()), tuple(stored[size - after :].tolist()))
+                return KeptTokens(is_kept, tuple(stored[:before].tolist()), tuple(stored[size - after :].tolist()))
     for before in range(min(_MOST_ADDED, size) + 1):
         core = stored[before:]
         if len(core) > len(whole):
@@ -221,7 +221,7 @@ def kept_tokens(
             is_kept = np.zeros(len(whole), np.bool_)
             is_kept[:place] = True
             is_kept[len(whole) - (len(core) - place) :] = True
-            return Kept(is_kept, tuple(stored[:before].tolist()))
+            return KeptTokens(is_kept, tuple(stored[:before].tolist()))
     return None
 
 
@@ -279,7 +279,7 @@ def _message_begins(one: Explained) -> set[int]:
     return {begin for begin, _ in runs(one.sample.evidence.messages.tolist())}
 
 
-def stored_rows(maker: SampleMaker, made: Made) -> Rows:
+def stored_rows(maker: SampleMaker, made: MadeDocuments) -> Rows:
     """By key of ids, by our names, the sequences that are stored, in the order in which they were asked for."""
     names = {key.name: key.stored for key in maker.keys}
     found = {}
@@ -311,7 +311,7 @@ def _rendered(
     special: frozenset[int],
     tokenizer: Tokenizer,
     stored: NDArray[Any] | None,
-    kept: Kept | None,
+    kept: KeptTokens | None,
 ) -> RenderedSequence:
     evidence = one.sample.evidence
     if evidence is None:
@@ -483,7 +483,7 @@ def _explained(maker: SampleMaker, record: Any) -> tuple[Sample | None, list[Exp
         return sample, []
 
 
-def _outcome(made: Made) -> tuple[Outcome, str, str]:
+def _outcome(made: MadeDocuments) -> tuple[Outcome, str, str]:
     if made.bad:
         return "bad", "", made.bad[0].message
     if made.dropped:
@@ -491,7 +491,7 @@ def _outcome(made: Made) -> tuple[Outcome, str, str]:
     return "kept", "", ""
 
 
-def _with_text(part: Part, template: ChatTemplate, recipe: Recipe) -> Part:
+def _with_text(part: RecordPart, template: ChatTemplate, recipe: Recipe) -> RecordPart:
     """The part with its text, to be seen where it was refused later on."""
     if part.messages is None:
         return part

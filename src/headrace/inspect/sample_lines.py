@@ -12,7 +12,7 @@ from headrace.inspect.figures import count, duration, listing, plural, safe_line
 from headrace.inspect.pages import block_html, escaped, page, pairs_html
 from headrace.inspect.sample_description import SampleDescription, TypeInfo
 from headrace.inspect.sample_preview import MixFacts, SamplePreview, StorePreview
-from headrace.inspect.samples import BOX_COLOURS, Boxes, LookedAtSample, Picture, ShownPart, ShownSample, with_boxes
+from headrace.inspect.samples import BOX_COLOURS, Boxes, LookedAtSample, Picture, ShownPart, ShownParts, with_boxes
 
 if TYPE_CHECKING:
     from headrace.inspect.sample_preview import MixPreview
@@ -54,7 +54,7 @@ def what(preview: SamplePreview | MixFacts) -> str:
     return f"{preview.format}{part}, {plural(preview.num_shards, 'shard')}{kind}"
 
 
-def sample_heading(shown: ShownSample) -> str:
+def sample_heading(shown: ShownParts) -> str:
     """Number, key and place of a sample; in a mix its position there, and its source, too."""
     if shown.place is not None:
         shard = f", {shown.shard}, {count(shown.index)}" if shown.shard else ""

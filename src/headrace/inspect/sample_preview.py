@@ -20,11 +20,11 @@ from headrace.inspect.documents import MAX_SAMPLES
 from headrace.inspect.figures import count
 from headrace.inspect.samples import (
     LookedAtSample,
+    MixPlace,
     PartViewer,
-    Place,
     SampleOptions,
     ShownPart,
-    ShownSample,
+    ShownParts,
     closed,
     dataset_of,
     look_at,
@@ -199,7 +199,7 @@ class TokenViewer:
         self._max_chars = max_chars
         self._texts: dict[str, TokenTexts] = {}
 
-    def look(self, position: int, number: int, place: Place) -> LookedAtSample:
+    def look(self, position: int, number: int, place: MixPlace) -> LookedAtSample:
         """The sample of a position.
 
         Args:
@@ -223,7 +223,7 @@ class TokenViewer:
             left_out=max(0, len(text) - self._max_chars),
             facts={"dtype": str(ids.dtype), "shape": str(ids.shape)},
         )
-        shown = ShownSample(
+        shown = ShownParts(
             number=number,
             key=_documents(origins),
             shard="",
@@ -313,7 +313,7 @@ class MixPreview:
         for position, source, epoch, number in rows:
             dataset = self._run.datasets[source]
             path = dataset.store.path  # windows, packs and samples have one
-            place = Place(position=position, source=self._run.paths[source], epoch=epoch, path=path)
+            place = MixPlace(position=position, source=self._run.paths[source], epoch=epoch, path=path)
             if isinstance(dataset, SampleDataset):
                 raw = dataset.store.read(np.array([number]))[0]
                 yield look_at(raw, number, field_map_of(dataset.store), self._viewer, place)

@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
-from headrace.datasets.metadataset import JoinedSource, Source, SourceColumn
+from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceColumn
 from headrace.datasets.metadataset.opening import join_store
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io import Reader
@@ -117,7 +117,7 @@ def total_bytes(store: SampleStore) -> int:
     return total
 
 
-def plain_dataset(source: Source | JoinedSource) -> Dataset | None:
+def plain_dataset(source: NamedSource | JoinedSource) -> Dataset | None:
     """The samples of a source, neither decoded nor cooked; None for tokens. For ``SourceOptions(open=...)``.
 
     Raises:
@@ -138,7 +138,7 @@ def plain_dataset(source: Source | JoinedSource) -> Dataset | None:
     return None if opened is None else MediaDataset(opened, decoder=None)
 
 
-def options_of(source: Source | SourceColumn) -> SampleOptions:
+def options_of(source: NamedSource | SourceColumn) -> SampleOptions:
     """By which files a dataset of Energon's is opened, whole: of all its parts."""
     return SampleOptions(split_config=source.split_config, dataset_config=source.dataset_config)
 
@@ -344,7 +344,7 @@ class Boxes(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class MixPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a sample stands in a mix."""
 
     position: int
@@ -356,7 +356,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Of its dataset."""
 
 
-class ShownSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ShownParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sample."""
 
     number: int
@@ -368,21 +368,21 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Field of the sample type -> its value in one line, or why it has none."""
 
     boxes: tuple[Boxes, ...]
-    place: Place | None = None
+    place: MixPlace | None = None
     """In a mix, where it is shown as a part of one."""
 
 
 class LookedAtSample(msgspec.Struct, frozen=True):
     """A sample, with its bytes and pictures."""
 
-    shown: ShownSample
+    shown: ShownParts
     raw: RawSample
     pictures: dict[str, Picture]
     """Part -> picture, scaled down."""
 
 
 def look_at(
-    raw: RawSample, number: int, fields: FieldMap | None, viewer: PartViewer, place: Place | None = None
+    raw: RawSample, number: int, fields: FieldMap | None, viewer: PartViewer, place: MixPlace | None = None
 ) -> LookedAtSample:
     """One sample; what is wrong with its parts is said in them.
 
@@ -395,7 +395,7 @@ def look_at(
     """
     looked = {name: viewer.look(name, data) for name, data in raw.parts.items()}
     values = _field_values(raw, fields or {}, looked)
-    shown = ShownSample(
+    shown = ShownParts(
         number=number,
         key=raw.key,
         shard=raw.shard,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.inspect.description import Bar, Lengths
+from headrace.inspect.description import Bar, LengthFigures
 
 Kind = Literal["seq", "sft", "dpo", "grpo", "prompt"]
 
@@ -123,7 +123,7 @@ class PackFill(msgspec.Struct, frozen=True, kw_only=True):
     lost_tokens: int
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of the whole store."""
 
     key: str
@@ -131,7 +131,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: int
 
-    tokens_per_document: Lengths | None
+    tokens_per_document: LengthFigures | None
     histogram: tuple[Bar, ...]
     trained: Trained | None
     shares: Shares | None = None
@@ -165,13 +165,13 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """What the run that made the store dropped, and its bad records, in lines."""
 
     samples: tuple[ShownSample, ...]
-    figures: Figures | None = None
+    figures: StoreFigures | None = None
 
 
 Outcome = Literal["kept", "dropped", "bad"]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RecordPart(msgspec.Struct, frozen=True, kw_only=True):
     """A text or a conversation of the record, as the layout reads it."""
 
     name: str
@@ -253,7 +253,7 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
     source: Any
     """The record as it was read."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RecordPart, ...]
     columns: dict[str, Any] | None = None
     outcome: Outcome
     reason: str = ""

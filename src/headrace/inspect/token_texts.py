@@ -180,7 +180,7 @@ def _bytes_of_token(token: str) -> bytes:
         return token.encode()
 
 
-class Found(NamedTuple):
+class FoundTokenizer(NamedTuple):
     """A vocabulary, where it came from, and what a reader should know."""
 
     texts: TokenTexts
@@ -188,7 +188,7 @@ class Found(NamedTuple):
     note: str = ""
 
 
-def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool, path: str) -> Found:
+def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool, path: str) -> FoundTokenizer:
     """The vocabulary to read a store with; without any, ids stand in place of texts.
 
     Args:
@@ -202,7 +202,9 @@ def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool
         StoreError: the one that the manifest names is not there, or was changed.
     """
     if given is None and made_by is None:
-        return Found(IdTexts(), None, "the store does not say its tokeniser, so that ids are shown: give --tokenizer")
+        return FoundTokenizer(
+            IdTexts(), None, "the store does not say its tokeniser, so that ids are shown: give --tokenizer"
+        )
     name = given if given is not None else made_by.source if made_by is not None else ""
     try:
         tokenizer = load_tokenizer(name)
@@ -213,7 +215,7 @@ def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool
             f"{path}: its tokeniser cannot be read: {error}. Give --tokenizer PATH, or --ids to see numbers"
         ) from None
     if made_by is None or tokenizer.fingerprint == made_by.xxh3_128:
-        return Found(open_texts(tokenizer.instance()), name)
+        return FoundTokenizer(open_texts(tokenizer.instance()), name)
     message = (
         f"{path} was made with another tokeniser: {made_by.source}, xxh3 {made_by.xxh3_128}; {name} has xxh3 "
         f"{tokenizer.fingerprint}"
@@ -222,7 +224,7 @@ def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool
         if given is None:
             raise StoreError(f"{message}: it was changed since. Give the old one with --tokenizer PATH")
         raise ConfigError(f"{message}. Give that one, or --any-tokenizer to read the store with this one all the same")
-    return Found(
+    return FoundTokenizer(
         open_texts(tokenizer.instance()), name, f"read with another tokeniser than the store was made with: {name}"
     )
 

@@ -29,7 +29,7 @@ from headrace.loader.attention import (
 )
 from headrace.loader.balancing import Balance, StepBalance
 from headrace.loader.collating import collate_fn
-from headrace.loader.faults import Ledger
+from headrace.loader.faults import FeedLedger
 from headrace.loader.framed import merge_state_dicts
 from headrace.loader.loader import Loader, load_recipe
 from headrace.loader.ranks import Ranks
@@ -37,7 +37,7 @@ from headrace.loader.reading import Reading
 
 __all__ = [
     "Balance",
-    "Ledger",
+    "FeedLedger",
     "Loader",
     "Ranks",
     "Reading",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.datasets import Dataset, Run
 from headrace.datasets.supervision import refuse_unsupervised, supervised_tokens
 from headrace.errors import ConfigError
-from headrace.loader.spans import Batch, Span
+from headrace.loader.spans import Batch, BatchSpan
 from headrace.plan.packed_check import verify_packed
 from headrace.plan.segments import IGNORED_LABEL
 
@@ -86,7 +86,7 @@ class StepTotals:
         return totals
 
 
-def add_totals(batches: list[Batch], span: Span, totals: StepTotals) -> None:
+def add_totals(batches: list[Batch], span: BatchSpan, totals: StepTotals) -> None:
     """Add to each micro-batch of a span what its loss is divided by.
 
     - ``num_supervised_tokens`` int: labels in this micro-batch that are not -100;

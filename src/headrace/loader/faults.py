@@ -18,7 +18,7 @@ import msgspec
 from headrace.encoders import Fault, FaultLog, FaultReport
 from headrace.errors import ConfigError
 from headrace.io import check_local
-from headrace.loader.spans import Batch, Span
+from headrace.loader.spans import Batch, BatchSpan
 
 
 class Given(NamedTuple):
@@ -30,7 +30,7 @@ class Given(NamedTuple):
     faults: FaultLog | None
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+class FeedLedger(msgspec.Struct, frozen=True, kw_only=True):
     """What one loader has handed over since it was made.
 
     Attributes:
@@ -53,7 +53,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return self.delivered - self.num_substituted
 
 
-class Counting:
+class FaultCounter:
     """Counts what one loader hands over, and writes each fault as a line, if there is a path.
 
     Raises:
@@ -86,9 +86,9 @@ class Counting:
         if self._report is not None:
             self._report.add(log.faults)
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> FeedLedger:
         """So far."""
-        return Ledger(delivered=self._delivered, substituted=dict(sorted(self._substituted.items())))
+        return FeedLedger(delivered=self._delivered, substituted=dict(sorted(self._substituted.items())))
 
 
 def report_path(
@@ -109,7 +109,7 @@ def report_path(
     return name.replace("{rank}", str(rank))
 
 
-def shared_out(faults: Sequence[Fault], span: Span) -> list[FaultLog | None]:
+def shared_out(faults: Sequence[Fault], span: BatchSpan) -> list[FaultLog | None]:
     """Those of each micro-batch of a span."""
     found: list[FaultLog | None] = [None] * len(span.sizes)
     if not faults:

@@ -19,7 +19,7 @@ from headrace.loader.collating import StepTotals, add_segments, add_totals, veri
 from headrace.loader.faults import Given, shared_out
 from headrace.loader.ragged import cost_of, faults_of
 from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Reader, Reading
+from headrace.loader.reading import Reading, StreamReader
 from headrace.loader.spans import divide, pace_of, spans
 from headrace.plan import BatchSchedule, Cursor, Draw, Share
 
@@ -64,7 +64,7 @@ class SpanFeed:
         self._run = run
         self._agrees = ranks.agree
         self._share = share
-        self._reader = Reader(run, reading)
+        self._reader = StreamReader(run, reading)
         self._has_workers = reading.num_workers > 0
         self._debug = debug
         self.dealing = None if balance is None else Dealing(run, balance, share)

@@ -13,14 +13,14 @@ from headrace.encoders import Fault, FaultLog, carried
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local
 from headrace.loader.balancing import Balance, StepBalance
-from headrace.loader.faults import Counting, Ledger, report_path
+from headrace.loader.faults import FaultCounter, FeedLedger, report_path
 from headrace.loader.feeds import Feed, SpanFeed, check_uneven, num_micro_batches
 from headrace.loader.framed import FramedFeed, gathered_state
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
 from headrace.loader.restoring import restored
 from headrace.loader.spans import Batch
-from headrace.plan import Cursor, Recipe, Share
+from headrace.plan import Cursor, RunRecipe, Share
 
 
 class Loader:
@@ -93,7 +93,7 @@ class Loader:
         self._given, self._journal = run, journal
         self._feed = self._feed_of(run, reading, balance, debug=debug)
         check_uneven(uneven, run.schedule, self.run.length, self._share)
-        self._counting = Counting(report_path(fault_report, rank, world_size))
+        self._counting = FaultCounter(report_path(fault_report, rank, world_size))
         self._restart = restart
         self._loaded = False
         self._ended = False
@@ -184,7 +184,7 @@ class Loader:
         """The samples of the batches handed over so far that could not be made, and one that ended the run."""
         return self._counting.faults
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> FeedLedger:
         """How many samples this loader has handed over, and for how many of them others stand in, by reason."""
         return self._counting.ledger()
 
@@ -224,7 +224,7 @@ class Loader:
         return self._feed.describe()
 
     def load_state_dict(
-        self, state: Mapping[str, Any], *, recipe: str | os.PathLike[str] | Recipe | None = None
+        self, state: Mapping[str, Any], *, recipe: str | os.PathLike[str] | RunRecipe | None = None
     ) -> None:
         """Go on from a saved state; ``recipe``, as saved by ``save_recipe``, tells the field when the runs differ.
 
@@ -233,7 +233,7 @@ class Loader:
                 saved before who takes what of it was drawn. Nothing has changed then.
             ConfigError: from there on a micro-batch would be of two sources, see `BlendDataset`; nothing has changed.
         """
-        saved = recipe if isinstance(recipe, Recipe) or recipe is None else load_recipe(recipe)
+        saved = recipe if isinstance(recipe, RunRecipe) or recipe is None else load_recipe(recipe)
         cursor = Cursor.from_dict(state)
         run = self._given if isinstance(self._given, Run) else self._given.as_saved(cursor.recipe)
         cursor = cursor.verified(run.recipe, run.schedule, run.length, saved=saved)
@@ -311,10 +311,10 @@ class Loader:
         return f"<Loader: rank {self.ranks.rank} of {self.ranks.world_size}, step {self.step:,}, {self.run!r}>"
 
 
-def load_recipe(path: str | os.PathLike[str]) -> Recipe:
+def load_recipe(path: str | os.PathLike[str]) -> RunRecipe:
     """The recipe that ``Loader.save_recipe`` wrote. Raises StateError when it cannot be read."""
     check_local(path)
     try:
-        return Recipe.from_json(Path(path).read_bytes())
+        return RunRecipe.from_json(Path(path).read_bytes())
     except OSError as error:
         raise StateError(f"the saved recipe cannot be read: {error}") from error

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from headrace.datasets import Located, Run
-from headrace.datasets.media.face import Allocate, Rows, reading_rows
+from headrace.datasets.media.face import Allocate, BatchBlocks, reading_rows
 from headrace.encoders import Fault, collecting
 from headrace.plan import IntArray
 
@@ -71,7 +71,7 @@ def _is_plain(run: Run, located: Located) -> bool:
     return bool(getattr(run.datasets[source], "is_plain", False)) and bool((located.sources == source).all())
 
 
-def _read(run: Run, located: Located, sizes: list[int], rows: Rows | None) -> Batch:
+def _read(run: Run, located: Located, sizes: list[int], rows: BatchBlocks | None) -> Batch:
     samples = run.samples(located)
     ends = np.cumsum(sizes).tolist()
     batches = [run.datasets[0].collate(samples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
@@ -102,7 +102,7 @@ def _kind(value: Any) -> str:
     return f"{type(value).__name__} {value.dtype}"
 
 
-def _flat(pieces: list[Any], rows: Rows | None) -> torch.Tensor:
+def _flat(pieces: list[Any], rows: BatchBlocks | None) -> torch.Tensor:
     whole = None if rows is None else rows.joined(pieces)
     pieces = [piece.reshape(-1) for piece in (pieces if whole is None else [whole])]
     if isinstance(pieces[0], torch.Tensor):

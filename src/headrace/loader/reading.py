@@ -24,9 +24,9 @@ import torch
 from headrace.datasets import Run
 from headrace.errors import ConfigError, WorkerError
 from headrace.loader.buffers import Blocks, Buffers
-from headrace.loader.spans import Batch, Memory, Span, describe_sample, describe_span, read
+from headrace.loader.spans import Batch, BatchSpan, Memory, describe_sample, describe_span, read
 from headrace.loader.workers.messages import read_message
-from headrace.loader.workers.pool import Workers
+from headrace.loader.workers.pool import WorkerPool
 from headrace.loader.workers.watch import within
 
 L = TypeVar("L")
@@ -229,10 +229,10 @@ def pins(reading: Reading) -> bool:
     return has_cuda if reading.pin_memory is None else reading.pin_memory
 
 
-Filled = Iterator[tuple[Span, Batch]]
+Filled = Iterator[tuple[BatchSpan, Batch]]
 
 
-class Reader:
+class StreamReader:
     """Reads the spans of one run, stream after stream; a new stream ends the one before."""
 
     def __init__(self, run: Run, reading: Reading) -> None:
@@ -241,9 +241,9 @@ class Reader:
         self._pin = pins(reading)
         self._workers = self._make_workers() if reading.num_workers else None
 
-    def _make_workers(self) -> Workers[Span]:
+    def _make_workers(self) -> WorkerPool[BatchSpan]:
         run = self._run
-        return Workers(
+        return WorkerPool(
             lambda: partial(read_message, run),
             self._reading,
             pin=self._pin,
@@ -252,7 +252,7 @@ class Reader:
             unrestorable=next((dataset.unrestorable for dataset in run.datasets if dataset.unrestorable), None),
         )
 
-    def filled(self, spans: Iterator[Span]) -> Filled:
+    def filled(self, spans: Iterator[BatchSpan]) -> Filled:
         """Every span with its batch, in order."""
         if self._workers is not None:
             return self._workers.filled(spans)
@@ -266,21 +266,21 @@ class Reader:
             self._workers.close()
 
 
-def _when_asked(run: Run, spans: Iterator[Span], *, pin: bool) -> Filled:
+def _when_asked(run: Run, spans: Iterator[BatchSpan], *, pin: bool) -> Filled:
     buffers = _buffers(run)
     for span in spans:
         batch = read(run, span, _memory(buffers, span))
         yield span, pinned(batch) if pin else batch
 
 
-def _in_threads(run: Run, spans: Iterator[Span], reading: Reading, *, pin: bool) -> Filled:
+def _in_threads(run: Run, spans: Iterator[BatchSpan], reading: Reading, *, pin: bool) -> Filled:
     buffers = _buffers(run)
     work = ((span, (span, _memory(buffers, span))) for span in spans)
     reads = [partial(_read, run, pin)] * reading.num_threads
     return in_threads(reads, work, reading, partial(describe_span, run))
 
 
-def _read(run: Run, pin: bool, task: tuple[Span, Memory]) -> Batch:
+def _read(run: Run, pin: bool, task: tuple[BatchSpan, Memory]) -> Batch:
     batch = read(run, *task)
     return pinned(batch) if pin else batch
 
@@ -289,7 +289,7 @@ def _buffers(run: Run) -> Buffers | Blocks:
     return Blocks() if run.is_ragged else Buffers(run.fields)
 
 
-def _memory(buffers: Buffers | Blocks, span: Span) -> Memory:
+def _memory(buffers: Buffers | Blocks, span: BatchSpan) -> Memory:
     """Arrays to read a span into; of records, whose shapes are known when they are read, what makes memory."""
     return buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))
 

@@ -86,7 +86,7 @@ Memory = Sample | Allocate | None
 """Where to read to: arrays of the run's fields; what makes memory for images; None, which is fresh memory."""
 
 
-class Span(NamedTuple):
+class BatchSpan(NamedTuple):
     """Consecutive micro-batches of one rank: the samples to read, and how they divide.
 
     ``sizes[i]`` rows belong to micro-batch i of global step ``steps[i]``; after it ``afters[i]`` slots of the run are
@@ -106,7 +106,7 @@ def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
 
 def spans(
     run: Run, share: Share, position: int, dealing: Dealing | Draw | None = None, pace: Pace | None = None
-) -> Iterator[Span]:
+) -> Iterator[BatchSpan]:
     """All spans of a rank from ``position`` to the end of the run; ``dealing`` says which positions slots take."""
     pace = pace or pace_of(run, share)
     # The first plan is small, so that the first batch comes at once.
@@ -124,7 +124,7 @@ def spans(
         while first < len(sizes):
             last = first + pace.take()
             end = row + sum(sizes[first:last])
-            yield Span(located.rows(row, end), sizes[first:last], steps[first:last], afters[first:last])
+            yield BatchSpan(located.rows(row, end), sizes[first:last], steps[first:last], afters[first:last])
             row, first = end, last
         position = afters[-1]
         wanted = PLAN_POSITIONS
@@ -138,14 +138,14 @@ def _row_bytes(run: Run) -> int | None:
     return sum(abs(prod(shape)) * tokens * dtype.itemsize for shape, dtype in run.fields.values())
 
 
-def read(run: Run, span: Span, out: Memory = None) -> Batch:
+def read(run: Run, span: BatchSpan, out: Memory = None) -> Batch:
     """All rows of a span as tensors, (rows, ...) each, in the memory of ``out`` or fresh; of records see `ragged`."""
     if run.is_ragged or callable(out):
         return read_ragged(run, span.located, span.sizes, out if callable(out) else None)
     return {name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()}
 
 
-def divide(batch: Batch, span: Span, constants: Sample) -> list[Batch]:
+def divide(batch: Batch, span: BatchSpan, constants: Sample) -> list[Batch]:
     """The micro-batches of a span: each a view of its own rows, and of one row of its own of each constant."""
     if is_ragged(batch):
         return divide_ragged(batch, span.located.positions, span.sizes)
@@ -167,7 +167,7 @@ def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]
     return tuple(row.expand(size, *value.shape) for row, size in zip(rows, sizes, strict=True))
 
 
-def describe_span(run: Run, span: Span) -> str:
+def describe_span(run: Run, span: BatchSpan) -> str:
     """``samples at positions 12 to 15 of step 3 (the first is sample 'K' of SHARD)``; reads the store's index."""
     positions = span.located.positions
     if not len(positions):
@@ -180,7 +180,7 @@ def describe_span(run: Run, span: Span) -> str:
     return f"samples at positions {first:,} to {last:,} of step {span.steps[0]:,}{where}"
 
 
-def describe_sample(run: Run, span: Span, address: int) -> str:
+def describe_sample(run: Run, span: BatchSpan, address: int) -> str:
     """``sample 'K' of SHARD (position 13, step 3)``, by the address that its dataset gave it."""
     rows = np.flatnonzero(span.located.addresses == address).tolist()
     if not rows:
@@ -194,7 +194,7 @@ def describe_sample(run: Run, span: Span, address: int) -> str:
     return f"{' or '.join(origins)} ({place})"
 
 
-def _origin(run: Run, span: Span, row: int) -> str:
+def _origin(run: Run, span: BatchSpan, row: int) -> str:
     """What the sample of a row is made of; empty where that is not known."""
     source = int(span.located.sources[row])
     try:

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from headrace.plan.keys import IntArray, KeyArray, derive_array
     from headrace.plan.nodes import (
         Branch,
-        Concat,
+        ConcatNode,
         Inner,
         Leaf,
-        Limit,
+        LimitNode,
         Node,
-        Repeat,
+        RepeatNode,
         Schedule,
         leaf_counts,
         leaves,
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from headrace.plan.order import Order
     from headrace.plan.permutation import permute, unpermute
     from headrace.plan.quality import OrderQuality, order_quality
-    from headrace.plan.recipe import ORDER_FORMAT, Recipe, order_format
+    from headrace.plan.recipe import ORDER_FORMAT, RunRecipe, order_format
     from headrace.plan.schedule import BatchSchedule
     from headrace.plan.shards import Shards
     from headrace.plan.slots import Draw, draw_of
     from headrace.plan.split import MicroBatches, Share, micro_batches
-    from headrace.plan.subset import Subset
-    from headrace.plan.tree import Lookup, Plan, Seen
+    from headrace.plan.subset import SubsetRange
+    from headrace.plan.tree import Lookup, Plan, SampleTimes
 
 _HOMES = {
     "BatchSchedule": "headrace.plan.schedule",
     "BlendTree": "headrace.plan.blend",
     "Branch": "headrace.plan.nodes",
     "Bucketing": "headrace.plan.bucketing",
-    "Concat": "headrace.plan.nodes",
+    "ConcatNode": "headrace.plan.nodes",
     "Cursor": "headrace.plan.cursor",
     "Deal": "headrace.plan.balance",
     "Dealt": "headrace.plan.cursor",
@@ -62,7 +62,7 @@ _HOMES = {
     "KeyArray": "headrace.plan.keys",
     "Leaf": "headrace.plan.nodes",
     "Leg": "headrace.plan.balance",
-    "Limit": "headrace.plan.nodes",
+    "LimitNode": "headrace.plan.nodes",
     "Lookup": "headrace.plan.tree",
     "MicroBatches": "headrace.plan.split",
     "Node": "headrace.plan.nodes",
@@ -70,13 +70,13 @@ _HOMES = {
     "Order": "headrace.plan.order",
     "OrderQuality": "headrace.plan.quality",
     "Plan": "headrace.plan.tree",
-    "Recipe": "headrace.plan.recipe",
-    "Repeat": "headrace.plan.nodes",
+    "RunRecipe": "headrace.plan.recipe",
+    "RepeatNode": "headrace.plan.nodes",
     "Schedule": "headrace.plan.nodes",
-    "Seen": "headrace.plan.tree",
+    "SampleTimes": "headrace.plan.tree",
     "Shards": "headrace.plan.shards",
     "Share": "headrace.plan.split",
-    "Subset": "headrace.plan.subset",
+    "SubsetRange": "headrace.plan.subset",
     "apportion": "headrace.plan.arithmetic",
     "balanced": "headrace.plan.balance",
     "bucketed": "headrace.plan.bucketing",
@@ -106,7 +106,7 @@ __all__ = [
     "BlendTree",
     "Branch",
     "Bucketing",
-    "Concat",
+    "ConcatNode",
     "Cursor",
     "Deal",
     "Dealt",
@@ -116,20 +116,20 @@ __all__ = [
     "KeyArray",
     "Leaf",
     "Leg",
-    "Limit",
+    "LimitNode",
     "Lookup",
     "MicroBatches",
     "Node",
     "Order",
     "OrderQuality",
     "Plan",
-    "Recipe",
-    "Repeat",
+    "RepeatNode",
+    "RunRecipe",
+    "SampleTimes",
     "Schedule",
-    "Seen",
     "Shards",
     "Share",
-    "Subset",
+    "SubsetRange",
     "apportion",
     "balanced",
     "bucketed",

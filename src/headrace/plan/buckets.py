@@ -14,7 +14,7 @@ from headrace.plan.keys import derive, source_key
 _KEPT_WINDOWS = 4
 
 
-class Buckets:
+class BucketedOrder:
     """The positions of a run, rearranged within windows of steps; a pure function, some windows of it remembered.
 
     ``lengths`` gives the lengths of the samples at some positions, unarranged. A window costs one look at all its

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.errors import StateError
 from headrace.plan.balance import Leg
-from headrace.plan.recipe import PARTS, Recipe, undrawn
+from headrace.plan.recipe import PARTS, RunRecipe, undrawn
 from headrace.plan.schedule import BatchSchedule
 
 VERSION = 1
@@ -83,7 +83,9 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise StateError(f"the saved state is damaged: {error}") from error
 
-    def verified(self, recipe: Recipe, schedule: BatchSchedule, length: int | None, *, saved: Recipe | None) -> Cursor:
+    def verified(
+        self, recipe: RunRecipe, schedule: BatchSchedule, length: int | None, *, saved: RunRecipe | None
+    ) -> Cursor:
         """This cursor, as the run of ``recipe`` has it; ``saved`` tells which field differs where it is of another.
 
         One that was saved before slots were drawn is of the same run, as steps have the same samples.
@@ -121,7 +123,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return self._drawn(recipe, schedule, length) if is_before else self
 
-    def _drawn(self, recipe: Recipe, schedule: BatchSchedule, length: int | None) -> Cursor:
+    def _drawn(self, recipe: RunRecipe, schedule: BatchSchedule, length: int | None) -> Cursor:
         """The same in a run whose slots are drawn; so far each took the position of its own number."""
         begin = schedule.begin(self.step)
         dealt = 0 if self.dealt is None else sum(leg.num_taken for leg in self.dealt.taken)

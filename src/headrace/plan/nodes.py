@@ -14,9 +14,10 @@ What of a tree of sources goes into the recipe of a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -123,7 +124,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Concat:
+class ConcatNode:
     """Children one after another, each for one pass of its own; a pass ends with the last."""
 
     path: str
@@ -176,7 +177,7 @@ class Concat:
 
 
 @dataclass(frozen=True)
-class Limit:
+class LimitNode:
     """The first ``num_samples`` samples of every pass of a child; an endless child is cut into passes, and goes on.
 
     Each pass takes another epoch of the sources below, so that a shuffled source comes by other samples every time.
@@ -226,7 +227,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatNode:
     """A child that goes on for ``num_samples`` samples a pass, more or fewer than it has itself; nothing is left out.
 
     2.5 passes through 10 samples are 25; the second 25 begin in the middle of the third pass.
@@ -323,7 +324,7 @@ class Schedule:
         return ranks + int(self.begins[child])
 
 
-Inner = Branch | Concat | Limit | Repeat | Schedule
+Inner = Branch | ConcatNode | LimitNode | RepeatNode | Schedule
 Node = Leaf | Inner
 
 
@@ -375,6 +376,10 @@ def node_recipe(node: Node) -> dict[str, object]:
     return _recipe(node, None)
 
 
+_KINDS: Final[Mapping[type, str]] = {ConcatNode: "concat", LimitNode: "limit", RepeatNode: "repeat"}
+"""As saved runs name them."""
+
+
 def _recipe(node: Node, numbers: dict[str, int] | None) -> dict[str, object]:
     """``numbers`` are those of the sources, path -> number, within a schedule that has written them."""
     recipe: dict[str, object] = {"path": node.path}
@@ -389,7 +394,7 @@ def _recipe(node: Node, numbers: dict[str, int] | None) -> dict[str, object]:
     if isinstance(node, Branch):
         recipe["shares"] = list(node.shares)
         return recipe | ({"block_samples": node.block_samples} if node.block_samples > 1 else {})
-    return recipe | {"kind": type(node).__name__.lower()}
+    return recipe | {"kind": _KINDS[type(node)]}
 
 
 def _child_recipe(node: Node, numbers: dict[str, int] | None) -> dict[str, object] | int:

@@ -29,7 +29,7 @@ def undrawn(versions: Mapping[str, Any]) -> dict[str, Any]:
     return {**versions, **{name: 1 for name in ("split", "framed") if name in versions}}
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """JSON-safe descriptions of the parts: algorithms, sources and their content, blend, order, batches.
 
     Ranks, micro-batches, workers and read-ahead are not in it: they never change what comes.
@@ -54,14 +54,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return msgspec.json.format(_canonical(msgspec.to_builtins(self)), indent=2) + b"\n"
 
     @classmethod
-    def from_json(cls, data: bytes | str) -> Recipe:
+    def from_json(cls, data: bytes | str) -> RunRecipe:
         """Raises StateError when ``data`` is no recipe."""
         try:
             return msgspec.json.decode(data, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StateError(f"this is no saved recipe: {error}") from error
 
-    def differences(self, saved: Recipe) -> list[str]:
+    def differences(self, saved: RunRecipe) -> list[str]:
         """A line for each field that is not the same: its path, the value here, the value in ``saved``.
 
         Of a single dataset, whose name is empty, ``dataset.stride``; of the shares of a blend, ``web: 0.3 of the

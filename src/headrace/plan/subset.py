@@ -17,14 +17,14 @@ import msgspec
 from headrace.errors import ConfigError
 
 
-class Subset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SubsetRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A range of samples: ``absolute`` in samples (an end of None is the last), then ``fractions`` of those."""
 
     absolute: tuple[int, int | None] | None = None
     fractions: tuple[float, float] = (0.0, 1.0)
 
     @classmethod
-    def of(cls, given: Sequence[int | str]) -> Subset:
+    def of(cls, given: Sequence[int | str]) -> SubsetRange:
         """From the two ends as they are written: ``[100, 200]``, ``[100, "end"]``, ``["25%", "75%"]``.
 
         Energon fails on ``["80%", "end"]``; here it goes to 100 %.
@@ -48,7 +48,7 @@ class Subset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"the subset {list(given)} begins after its end")
         return cls(fractions=(low, high))
 
-    def inside(self, outer: Subset | None) -> Subset:
+    def inside(self, outer: SubsetRange | None) -> SubsetRange:
         """This range, and of what it leaves the ``outer`` one, of a blend around the source.
 
         Raises:
@@ -63,7 +63,7 @@ class Subset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         low, high = self.fractions
         part = high - low
-        return Subset(
+        return SubsetRange(
             absolute=self.absolute, fractions=(low + outer.fractions[0] * part, low + outer.fractions[1] * part)
         )
 

@@ -29,7 +29,7 @@ class Lookup(NamedTuple):
     keys: KeyArray
 
 
-class Seen(NamedTuple):
+class SampleTimes(NamedTuple):
     """The times that a sample comes: (n,) int64 positions, rising, and the epoch of its source at each."""
 
     positions: IntArray
@@ -76,7 +76,7 @@ class Plan:
         counts = leaf_counts(self.root, position)
         return [counts.get(leaf.path, 0) for leaf in self.leaves]
 
-    def find(self, source: int, index: int, *, begin: int, end: int) -> Seen:
+    def find(self, source: int, index: int, *, begin: int, end: int) -> SampleTimes:
         """At which of the positions ``begin`` to ``end - 1`` a sample comes. As cheap as a look-up, for each epoch.
 
         ``source`` is the number of a leaf, ``index`` a sample of its dataset, as in a ``Lookup``.
@@ -102,7 +102,7 @@ class Plan:
         inside = (ranks >= first) & (ranks < beyond)
         positions = self._ascend(self.root, leaf.path, ranks[inside])
         taken = (positions >= begin) & (positions < end)
-        return Seen(positions[taken], epochs[inside][taken])
+        return SampleTimes(positions[taken], epochs[inside][taken])
 
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
         """(n,) uint64: the keys of epochs of a source, as in a ``Lookup``."""

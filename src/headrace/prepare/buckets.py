@@ -48,7 +48,7 @@ def bucket_path(folder: str | Path, bucket: int) -> Path:
     return Path(folder) / f"{bucket:05d}.bucket"
 
 
-class Buckets:
+class BucketWriter:
     """Deals sorted documents to bucket files. What was not flushed is lost when the process ends."""
 
     def __init__(self, folder: Path, num_buckets: int, num_keys: int, sizes: Sequence[int] | None = None) -> None:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from headrace.errors import InputError
 from headrace.io import output_errors
-from headrace.prepare.buckets import Buckets
+from headrace.prepare.buckets import BucketWriter
 from headrace.prepare.columns import Column, IntArray, Rows, keep_rows, num_ids
-from headrace.prepare.filters import HASH_BYTES, Seen
+from headrace.prepare.filters import HASH_BYTES, SeenHashes
 from headrace.prepare.ledger import DUPLICATE, MAX_RECORDS, LeftOut, RunLedger
-from headrace.prepare.messages import Cursor
+from headrace.prepare.messages import PiecePosition
 from headrace.prepare.output_folder import RunState, save_state
 from headrace.prepare.piece import Piece, SpanResult
 from headrace.prepare.run_plan import RunPlan
@@ -184,7 +184,7 @@ def _ids(data: NDArray[np.uint8], lengths: IntArray, chosen: Chosen) -> list[str
 SHARDS_NAME, ORIGINS_NAME, SEEN_NAME, BUCKETS_NAME = "shards", "provenance", "seen", "buckets"
 
 
-class Taker:
+class Committer:
     """Everything that a run has made so far, and its checkpoints.
 
     Pieces that were taken stay on disk until the checkpoint after them: at any moment a kill loses nothing.
@@ -222,7 +222,7 @@ class Taker:
         )
         self._buckets = None
         if plan.is_shuffled and state.phase == "encode":
-            self._buckets = Buckets(folders[1], state.num_buckets, len(plan.columns), state.bucket_sizes or None)
+            self._buckets = BucketWriter(folders[1], state.num_buckets, len(plan.columns), state.bucket_sizes or None)
         self._seen = self._load_seen() if plan.options.deduplicate and state.phase == "encode" else None
 
     def take_text(self, piece: Piece, path: Path) -> None:
@@ -244,9 +244,9 @@ class Taker:
             kept = [(keep_rows(*row, chosen.keep), row[1][chosen.keep]) for row in rows]
             self.output.add(kept, np.arange(first, first + int(np.count_nonzero(chosen.keep))))
         if info.is_last:
-            self.state.turn, self.state.cursor = info.turn + 1, Cursor()
+            self.state.turn, self.state.cursor = info.turn + 1, PiecePosition()
         else:
-            self.state.cursor = Cursor(info.piece + 1, info.next_span, info.next_lines)
+            self.state.cursor = PiecePosition(info.piece + 1, info.next_span, info.next_lines)
         self._done_with([path], piece.size_bytes)
 
     def take_sorted(self, piece: Piece, path: Path, bucket: Path) -> None:
@@ -348,11 +348,11 @@ class Taker:
         self._hashes.append(hashes[is_new].tobytes())
         return is_new
 
-    def _load_seen(self) -> Seen:
+    def _load_seen(self) -> SeenHashes:
         path, size = self._work / SEEN_NAME, self.state.seen
         with output_errors(path, "continue"):
             path.touch()
-            seen = Seen.load(path, size // HASH_BYTES)  # refuses a file that is too short
+            seen = SeenHashes.load(path, size // HASH_BYTES)  # refuses a file that is too short
             os.truncate(path, size)
         return seen
 
@@ -368,7 +368,7 @@ class Taker:
         self._hashes.clear()
 
 
-def _deal(buckets: Buckets, piece: Piece, rows: Rows, keep: NDArray[np.bool_], first: int) -> None:
+def _deal(buckets: BucketWriter, piece: Piece, rows: Rows, keep: NDArray[np.bool_], first: int) -> None:
     """Documents to buckets: they lie sorted in the piece, their ordinals follow the order of the input."""
     if not piece.info.num_documents:
         return

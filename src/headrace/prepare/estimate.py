@@ -151,7 +151,7 @@ def _output_bytes(plan: RunPlan, documents: int, value_bytes: int) -> int:
     return value_bytes + documents * per_document
 
 
-class Place(NamedTuple):
+class SampledRange(NamedTuple):
     """A part of an input that is looked at."""
 
     span: Span
@@ -164,7 +164,7 @@ class Place(NamedTuple):
 
 def choose_places(
     files: Sequence[SourceFile], *, key: int, num_points: int, place_bytes: int
-) -> tuple[list[Place], bool]:
+) -> tuple[list[SampledRange], bool]:
     """The places for ``num_points`` points, in the order of the input, and whether they are all of the input.
 
     All of the input is taken where it is no more than as many places; each file then weighs its extent. Cost:
@@ -172,7 +172,7 @@ def choose_places(
     """
     if sum(file.text_bytes for file in files) <= num_points * place_bytes:
         whole = [
-            Place(Span(number, 0, file.extent), file.extent, from_begin=False)
+            SampledRange(Span(number, 0, file.extent), file.extent, from_begin=False)
             for number, file in enumerate(files)
             if file.extent
         ]
@@ -186,7 +186,7 @@ def choose_places(
         file = files[number]
         hits[number, *_around(file, byte - int(ends[number]) + file.size_bytes, place_bytes)] += 1
     places = [
-        Place(Span(number, begin, end), count, from_begin=not files[number].can_split)
+        SampledRange(Span(number, begin, end), count, from_begin=not files[number].can_split)
         for (number, begin, end), count in sorted(hits.items())
     ]
     return places, False
@@ -227,7 +227,7 @@ class _Sample:
         for place in places:
             self._read(place)
 
-    def _read(self, place: Place) -> None:
+    def _read(self, place: SampledRange) -> None:
         plan = self._plan
         reader = open_span(
             plan.files[place.span.file],

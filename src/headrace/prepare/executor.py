@@ -21,7 +21,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, WorkerError
 from headrace.prepare.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
-from headrace.prepare.messages import Failed, HashDone, PieceDone, Progress, Reply
+from headrace.prepare.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
 
 RUN_AHEAD = 2
 """Finished or running tasks a worker, besides the one whose turn it is: bounds the pieces on disk."""
@@ -34,7 +34,7 @@ _FAREWELL_S = 2.0
 _COMMAND = "import sys; from headrace.prepare.worker import main; main(int(sys.argv[1]))"
 
 
-class Order(Protocol):
+class AnyTask(Protocol):
     """What workers are told to do: hashable, and for msgspec."""
 
     @property
@@ -42,7 +42,7 @@ class Order(Protocol):
         """Place of its result among those of the others; -1: it is taken as it comes."""
 
 
-class Workers:
+class WorkerProcesses:
     """Subprocesses, each at the end of its own socket, so that the death of one blocks no other.
 
     Leaving the context ends them all: where nothing went wrong they are let end by themselves, with what they have
@@ -70,7 +70,7 @@ class Workers:
         self._connections: list[Connection] = []
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> WorkerProcesses:
         try:
             for worker in range(self._num_workers):
                 self._start(worker)
@@ -89,7 +89,7 @@ class Workers:
     def __len__(self) -> int:
         return self._num_workers
 
-    def send(self, worker: int, order: Order) -> None:
+    def send(self, worker: int, order: AnyTask) -> None:
         """Give a worker its next order. A dead one shows at the next `receive`."""
         with contextlib.suppress(ConnectionError):
             self._connections[worker].send_bytes(msgspec.msgpack.encode(order))
@@ -191,8 +191,8 @@ class Execution:
 
     def __init__(
         self,
-        workers: Workers,
-        orders: Sequence[Order],
+        workers: WorkerProcesses,
+        orders: Sequence[AnyTask],
         *,
         first_turn: int,
         ready: Collection[PieceDone],
@@ -206,19 +206,19 @@ class Execution:
         self._on_progress = on_progress
         self._turn = first_turn
         self._window = run_ahead * len(workers) + 1
-        self._results: dict[int, collections.deque[PieceDone | Failed]] = {}
+        self._results: dict[int, collections.deque[PieceDone | TaskFailed]] = {}
         for piece in sorted(ready, key=lambda piece: (piece.turn, piece.piece)):
             self._results.setdefault(piece.turn, collections.deque()).append(piece)
         done = set(self._results)
         self._waiting = collections.deque(order for order in orders if order.turn not in done)
         self._last_turn = max([order.turn for order in orders] + list(done), default=-1)
-        self._running: dict[int, Order] = {}
+        self._running: dict[int, AnyTask] = {}
         self._idle = set(range(len(workers)))
         self._delivered: dict[int, int] = {}
-        self._deaths: collections.Counter[Order] = collections.Counter()
+        self._deaths: collections.Counter[AnyTask] = collections.Counter()
         self._idle_deaths = 0
 
-    def run(self) -> Iterator[PieceDone | HashDone | Failed]:
+    def run(self) -> Iterator[PieceDone | HashDone | TaskFailed]:
         """See `run_tasks`."""
         while self._waiting or self._running or self._turn <= self._last_turn:
             # Idle workers go first: taking the piece whose turn it is takes a while.
@@ -226,7 +226,7 @@ class Execution:
             queue = self._results.get(self._turn)
             if queue:
                 result = queue.popleft()
-                if isinstance(result, Failed) or result.is_last:
+                if isinstance(result, TaskFailed) or result.is_last:
                     self._results.pop(self._turn)
                     self._turn += 1
                 yield result
@@ -251,7 +251,7 @@ class Execution:
             self._running[worker] = order
             self._workers.send(worker, order)
 
-    def _take(self, worker: int, reply: PieceDone | HashDone | Failed) -> Iterator[HashDone | Failed]:
+    def _take(self, worker: int, reply: PieceDone | HashDone | TaskFailed) -> Iterator[HashDone | TaskFailed]:
         if isinstance(reply, PieceDone):
             # A task that was begun again after a death makes its first pieces a second time.
             if reply.piece >= self._delivered.get(reply.turn, 0):
@@ -259,7 +259,7 @@ class Execution:
                 self._results.setdefault(reply.turn, collections.deque()).append(reply)
             if not reply.is_last:
                 return
-        elif isinstance(reply, Failed) and reply.turn >= 0:
+        elif isinstance(reply, TaskFailed) and reply.turn >= 0:
             self._results.setdefault(reply.turn, collections.deque()).append(reply)
         else:
             yield reply
@@ -287,15 +287,15 @@ class Execution:
 
 
 def run_tasks(
-    workers: Workers,
-    orders: Sequence[Order],
+    workers: WorkerProcesses,
+    orders: Sequence[AnyTask],
     *,
     first_turn: int,
     ready: Collection[PieceDone],
     run_ahead: int,
     on_progress: Callable[[Progress | None], None],
     interval_s: float,
-) -> Iterator[PieceDone | HashDone | Failed]:
+) -> Iterator[PieceDone | HashDone | TaskFailed]:
     """Yield the pieces of tasks in the order of their turns, from ``first_turn`` on; hashes as they come.
 
     A failed task is yielded in its turn too, so that the error a user sees does not depend on the workers. At most

@@ -294,7 +294,7 @@ def hash_texts(columns: Sequence[Sequence[str]]) -> HashArray:
     return np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
 
 
-class Seen:
+class SeenHashes:
     """A set of hashes that says of each new one whether it is the first of its kind.
 
     Memory, measured: 16.2 bytes a hash, and at the peak of a merge below 19 from 10^7 hashes on, 23 at 10^6. One to two
@@ -333,7 +333,7 @@ class Seen:
         return is_first
 
     @classmethod
-    def load(cls, path: str | Path, num_hashes: int | None = None) -> Seen:
+    def load(cls, path: str | Path, num_hashes: int | None = None) -> SeenHashes:
         """The set of the first hashes of a file that holds them as 16 bytes each, two little-endian uint64.
 
         Args:

@@ -26,7 +26,7 @@ class Encoding(msgspec.Struct, frozen=True):
     dtype: str
 
 
-class Making(msgspec.Struct, frozen=True, kw_only=True):
+class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
     """How records become samples, where a recipe says it. In JSON, so that runs over text load nothing of it."""
 
     recipe: bytes
@@ -70,11 +70,11 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     sample_key: int
     """Of the sample of documents that are proved."""
 
-    making: Making | None = None
+    making: RecipeSetup | None = None
     """None: each text is a document."""
 
 
-class Cursor(msgspec.Struct, frozen=True, array_like=True):
+class PiecePosition(msgspec.Struct, frozen=True, array_like=True):
     """Where in a task a piece begins: pieces before it, the span, and the lines of that span before it."""
 
     piece: int = 0
@@ -88,7 +88,7 @@ class TextTask(msgspec.Struct, frozen=True, tag=True):
     task: Task
     files: tuple[SourceFile, ...]
     """One a span."""
-    start: Cursor = Cursor()
+    start: PiecePosition = PiecePosition()
 
     @property
     def turn(self) -> int:
@@ -147,7 +147,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     tokens: int
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class TaskFailed(msgspec.Struct, frozen=True, tag=True):
     """A task failed; the worker lives on.
 
     ``kind`` is ``input``, ``output``, ``mismatch`` (the fast tokeniser is not equal to the truth) or ``crash``
@@ -167,4 +167,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = TextTask | SortTask | HashTask
-Reply = PieceDone | HashDone | Progress | Failed
+Reply = PieceDone | HashDone | Progress | TaskFailed

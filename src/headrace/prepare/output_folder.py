@@ -33,7 +33,7 @@ import xxhash
 from headrace.errors import OutputError, StoreError
 from headrace.io import atomic_write, claim_folder, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.prepare.ledger import LedgerState
-from headrace.prepare.messages import Cursor
+from headrace.prepare.messages import PiecePosition
 from headrace.prepare.store_output import OutputState
 from headrace.stores import MANIFEST_NAME, Manifest, ProvenanceState, load_manifest
 
@@ -48,7 +48,7 @@ class RunState(msgspec.Struct, kw_only=True):
     phase: Literal["encode", "sort"] = "encode"
     turn: int = 0
     """The task, or the bucket, that comes next."""
-    cursor: Cursor = Cursor()
+    cursor: PiecePosition = PiecePosition()
     """Where in that task."""
     ledger: LedgerState
     output: OutputState = OutputState()

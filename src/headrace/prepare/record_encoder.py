@@ -20,9 +20,9 @@ from headrace.prepare.backends import TRUTH, MismatchError, ProvedEncoder, Refus
 from headrace.prepare.columns import Column, Rows
 from headrace.prepare.documents import LENGTH, BlockState, Documents, KeySums, SampleCounts
 from headrace.prepare.filters import Filters, HashArray
-from headrace.prepare.messages import Making, Setup
+from headrace.prepare.messages import RecipeSetup, Setup
 from headrace.prepare.sources import Block
-from headrace.samples.maker import Made, SampleMaker
+from headrace.samples.maker import MadeDocuments, SampleMaker
 from headrace.samples.recipe import Recipe
 from headrace.samples.templates import ChatTemplate, TemplateSetup
 
@@ -137,7 +137,7 @@ class RecordEncoder:
             )
         return found
 
-    def _confirm(self, made: Made, records: Sequence[Any], source: int) -> None:
+    def _confirm(self, made: MadeDocuments, records: Sequence[Any], source: int) -> None:
         """Make bad records once more with the truth, where a fast library encoded: it may be what is wrong.
 
         Raises:
@@ -150,7 +150,7 @@ class RecordEncoder:
             if not again.bad:
                 raise MismatchError(bad.record, f"with {self._proved.name} a record is bad that is good: {bad.message}")
 
-    def _rows(self, made: Made) -> tuple[Rows, list[str]]:
+    def _rows(self, made: MadeDocuments) -> tuple[Rows, list[str]]:
         """The values of each column; the names of the domains in the order in which the block first has them."""
         ones = np.ones(len(made), np.int64)
         names = {name: number for number, name in enumerate(dict.fromkeys(made.domains or ()))}
@@ -163,7 +163,7 @@ class RecordEncoder:
                 rows.append((made.arrays[column.key].values, made.arrays[column.key].lengths))
         return rows, list(names)
 
-    def _counts(self, made: Made, num_filtered: int) -> SampleCounts:
+    def _counts(self, made: MadeDocuments, num_filtered: int) -> SampleCounts:
         counts = made.counts
         stored = {key.name: key.stored for key in self._maker_keys}
         return SampleCounts(
@@ -183,7 +183,7 @@ class RecordEncoder:
         return self._maker(self._sources[0]).keys
 
 
-def make_maker(making: Making, tokenizer_json: bytes, *, source: int, encoder: Any = None) -> SampleMaker:
+def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encoder: Any = None) -> SampleMaker:
     """The maker of one input.
 
     Raises:

@@ -30,7 +30,7 @@ from headrace.prepare.backends.comparison import BackendFailedError, encode_safe
 from headrace.prepare.columns import DOMAIN, Column, Kind
 from headrace.prepare.first_documents import MAX_TEXT_BYTES, NUM_DOCUMENTS, FirstProof, most_characters, prove_texts
 from headrace.prepare.forking import may_fork
-from headrace.prepare.messages import Making
+from headrace.prepare.messages import RecipeSetup
 from headrace.prepare.options import TextOptions
 from headrace.prepare.record_encoder import make_maker
 from headrace.prepare.run_plan import RecipePart, RunPlan, TextProgress, show_compared
@@ -196,7 +196,7 @@ def resolve(
         on_notice=on_notice,
     )
     names = find_end_names(loaded, folder, template)
-    making = Making(
+    making = RecipeSetup(
         recipe=msgspec.json.encode(inputs.recipe),
         sources=inputs.sources,
         template=None if template is None else msgspec.json.encode(template),
@@ -292,7 +292,7 @@ class _Made(NamedTuple):
 
 
 def _tried(
-    making: Making,
+    making: RecipeSetup,
     inputs: RecipeInputs,
     loaded: TextTokenizer,
     choice: Choice,
@@ -341,7 +341,7 @@ def _tried(
     return prove_texts(choice, recorder.texts, encoder, on_compared), made
 
 
-def _with_mask(making: Making, mask: MaskOptions) -> Making:
+def _with_mask(making: RecipeSetup, mask: MaskOptions) -> RecipeSetup:
     recipe = msgspec.structs.replace(msgspec.json.decode(making.recipe, type=Recipe), mask=mask)
     return msgspec.structs.replace(making, recipe=msgspec.json.encode(recipe))
 

@@ -17,12 +17,12 @@ from headrace.io import atomic_write, file_sum, hash_bytes, output_errors
 from headrace.prepare import worker
 from headrace.prepare.backends import ProvedEncoder
 from headrace.prepare.buckets import bucket_path, choose_num_buckets
-from headrace.prepare.committer import BUCKETS_NAME, Taker
-from headrace.prepare.executor import RUN_AHEAD, Workers, run_tasks
+from headrace.prepare.committer import BUCKETS_NAME, Committer
+from headrace.prepare.executor import RUN_AHEAD, WorkerProcesses, run_tasks
 from headrace.prepare.filters import function_fingerprint
 from headrace.prepare.finishing import build_manifest, described_options, name_outputs
 from headrace.prepare.ledger import LedgerState
-from headrace.prepare.messages import Failed, HashDone, Order, PieceDone, Progress, Setup, SortTask
+from headrace.prepare.messages import HashDone, Order, PieceDone, Progress, Setup, SortTask, TaskFailed
 from headrace.prepare.output_folder import (
     RUN_NAME,
     STATE_NAME,
@@ -124,7 +124,7 @@ class TextRun:
 
     def _take_from(self, state: RunState) -> None:
         self._state = state
-        self._taker = Taker(self._plan, self._work, state)
+        self._taker = Committer(self._plan, self._work, state)
         self._ledger = self._taker.ledger
 
     def _is_worth_keeping(self, error: BaseException) -> bool:
@@ -195,7 +195,7 @@ class TextRun:
     ) -> Iterator[PieceDone | HashDone]:
         ready = list(self._ready(folder))
         num_tasks = len({order.turn for order in orders if order.turn >= 0} - {piece.turn for piece in ready})
-        with Workers(max(min(self._num_workers, num_tasks), 1), setup, serve=self._serve) as workers:
+        with WorkerProcesses(max(min(self._num_workers, num_tasks), 1), setup, serve=self._serve) as workers:
             for result in run_tasks(
                 workers,
                 orders,
@@ -205,7 +205,7 @@ class TextRun:
                 on_progress=self._report,
                 interval_s=REPORT_S,
             ):
-                if isinstance(result, Failed):
+                if isinstance(result, TaskFailed):
                     raise self._error(result)
                 yield result
 
@@ -258,7 +258,7 @@ class TextRun:
             f"by {_TRUTH}: {message}"
         )
 
-    def _error(self, failed: Failed) -> Exception:
+    def _error(self, failed: TaskFailed) -> Exception:
         if failed.kind == "mismatch":
             return _FallBackError(failed.message)
         if failed.kind == "output":

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.plan.keys import source_key
 from headrace.prepare.backends import Choice, OnCompared
 from headrace.prepare.columns import Column
-from headrace.prepare.messages import Cursor, Encoding, HashTask, Making, Order, Setup, TextTask
+from headrace.prepare.messages import Encoding, HashTask, Order, PiecePosition, RecipeSetup, Setup, TextTask
 from headrace.prepare.options import TextOptions, output_keys
 from headrace.prepare.sources import (
     MAX_TASK_SPANS,
@@ -63,7 +63,7 @@ class RecipePart(msgspec.Struct, frozen=True, kw_only=True):
     """What a run has besides, where a recipe makes its documents."""
 
     columns: tuple[Column, ...]
-    making: Making
+    making: RecipeSetup
     described: dict[str, Any]
     """For the manifest, and to know the run again: the recipe in full, the template."""
 
@@ -178,7 +178,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             making=None if self.recipe is None else self.recipe.making,
         )
 
-    def orders(self, *, first_task: int, start: Cursor, hashed: list[str]) -> list[Order]:
+    def orders(self, *, first_task: int, start: PiecePosition, hashed: list[str]) -> list[Order]:
         """Tasks from ``first_task`` on, which begins at ``start``; and files to hash that have no hash yet."""
         # Readers need no sizes of units, of which a file may have many thousands.
         sent = [msgspec.structs.replace(file, unit_bytes=()) for file in self.files]
@@ -192,5 +192,5 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
                     orders.append(HashTask(span.file, sent[span.file]))
             if task.number >= first_task:
                 files = tuple(sent[span.file] for span in task.spans)
-                orders.append(TextTask(task, files, start if task.number == first_task else Cursor()))
+                orders.append(TextTask(task, files, start if task.number == first_task else PiecePosition()))
         return orders

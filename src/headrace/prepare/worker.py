@@ -25,7 +25,6 @@ from headrace.prepare.backends import MismatchError, ProvedEncoder, SpecialFinde
 from headrace.prepare.buckets import BucketSorter
 from headrace.prepare.documents import BlockEncoder, Documents, Encoder
 from headrace.prepare.messages import (
-    Failed,
     HashDone,
     HashTask,
     Order,
@@ -34,6 +33,7 @@ from headrace.prepare.messages import (
     Reply,
     Setup,
     SortTask,
+    TaskFailed,
     TextTask,
 )
 from headrace.prepare.piece import PieceBuilder
@@ -153,7 +153,7 @@ def load_encoder(setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> 
     return RecordEncoder(setup, tokenizer_json, proved)
 
 
-class Worker:
+class TextWorker:
     """Does orders, and says on the way how far it is. ``proved`` is loaded where none is given, or another is due."""
 
     def __init__(self, connection: Connection, setup: Setup, proved: ProvedEncoder | None = None) -> None:
@@ -165,7 +165,7 @@ class Worker:
         self._reported_s = time.monotonic()
 
     def handle(self, order: Order) -> Reply:
-        """Do one order; what goes wrong becomes a `Failed`."""
+        """Do one order; what goes wrong becomes a `TaskFailed`."""
         try:
             if isinstance(order, HashTask):
                 return HashDone(order.number, self._hash(order.file))
@@ -175,17 +175,17 @@ class Worker:
                 self._text = self._load()
             return self._text.run(order)
         except BadLineError as error:
-            return Failed(order.turn, "input", str(error), file=error.file, line=error.line)
+            return TaskFailed(order.turn, "input", str(error), file=error.file, line=error.line)
         except MismatchError as error:
-            return Failed(order.turn, "mismatch", str(error))
+            return TaskFailed(order.turn, "mismatch", str(error))
         except OutputError as error:
-            return Failed(order.turn, "output", str(error))
+            return TaskFailed(order.turn, "output", str(error))
         except HeadraceError as error:
-            return Failed(order.turn, "input", str(error))
+            return TaskFailed(order.turn, "input", str(error))
         except SystemExit:
             raise
         except BaseException:  # a panic in Rust is no Exception
-            return Failed(order.turn, "crash", traceback.format_exc())
+            return TaskFailed(order.turn, "crash", traceback.format_exc())
 
     def _load(self) -> TextWork:
         encoding, proved = self._setup.encoding, self._proved
@@ -230,7 +230,7 @@ def main(descriptor: int, proved: ProvedEncoder | None = None) -> None:
     connection = Connection(descriptor)
     try:
         message = connection.recv_bytes()
-        worker = Worker(connection, msgspec.msgpack.decode(message, type=Setup), proved)
+        worker = TextWorker(connection, msgspec.msgpack.decode(message, type=Setup), proved)
         decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
         while True:
             reply = worker.handle(decoder.decode(connection.recv_bytes()))

@@ -49,7 +49,7 @@ class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     xxh3_128: str
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KeptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ``kept.json`` holds; ``meta`` is the maker's own, as text.
 
     Version 1 had neither ``kind`` nor ``version``, nor a hash of the list itself: ``xxh3_128``, made with it empty.
@@ -85,7 +85,7 @@ def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], met
                 file.flush()
                 os.fsync(file.fileno())
                 files[key] = KeptFile(array.dtype.name, array.shape, path.stat().st_size, file_digest(path))
-        kept = Kept(files, meta.decode(), hash_bytes(meta), version=_VERSION)
+        kept = KeptRecord(files, meta.decode(), hash_bytes(meta), version=_VERSION)
         kept = msgspec.structs.replace(kept, xxh3_128=_own_hash(kept))
         with output_errors(partial, "write"):
             (partial / KEPT_NAME).write_bytes(_encoded(kept))
@@ -197,11 +197,11 @@ def _list_bytes(place: Path) -> bytes:
     return (place / KEPT_NAME).read_bytes()
 
 
-def _listed(place: Path, data: bytes) -> Kept:
+def _listed(place: Path, data: bytes) -> KeptRecord:
     """What ``kept.json`` says, if nothing of it was changed since it was written."""
     path = place / KEPT_NAME
     try:
-        kept = msgspec.json.decode(data, type=Kept)
+        kept = msgspec.json.decode(data, type=KeptRecord)
         whole = _encoded(kept) if kept.version > 1 else data
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _DamageError(f"{path}: damaged: {error}") from error
@@ -217,11 +217,11 @@ def _listed(place: Path, data: bytes) -> Kept:
     return kept
 
 
-def _own_hash(kept: Kept) -> str:
+def _own_hash(kept: KeptRecord) -> str:
     return hash_bytes(_encoded(msgspec.structs.replace(kept, xxh3_128="")))
 
 
-def _encoded(kept: Kept) -> bytes:
+def _encoded(kept: KeptRecord) -> bytes:
     return msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n"
 
 

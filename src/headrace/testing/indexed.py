@@ -25,7 +25,7 @@ from headrace.stores import (
     WrittenShard,
     save_manifest,
 )
-from headrace.stores.indexed.layout import Layout, dtype_code
+from headrace.stores.indexed.layout import IdxLayout, dtype_code
 from headrace.testing.strategies import Documents
 
 
@@ -41,7 +41,7 @@ def write_raw(
     prefix: Path, dtype: str, sizes: Sequence[int], pointers: Sequence[int], bounds: Sequence[int], data: bytes
 ) -> None:
     """Any pair of files with a good header, whatever their arrays say."""
-    layout = Layout(dtype_code(dtype), len(sizes), len(bounds))
+    layout = IdxLayout(dtype_code(dtype), len(sizes), len(bounds))
     arrays = np.array(sizes, "<i4").tobytes() + np.array(pointers, "<i8").tobytes() + np.array(bounds, "<i8").tobytes()
     prefix.with_name(prefix.name + ".idx").write_bytes(layout.header() + arrays)
     prefix.with_name(prefix.name + ".bin").write_bytes(data)

@@ -19,15 +19,15 @@ from framed_encoders import Packed, cook, numbers
 from headrace import ConfigError, MediaDataset, Order
 from headrace.compat.energon import FilterDataset, IterMapDataset
 from headrace.datasets import (
-    ConcatDataset,
+    Concat,
     Framed,
     FramedRun,
-    LimitDataset,
+    Limit,
     MapDataset,
-    RepeatDataset,
+    Repeat,
     ScheduledBlend,
     Stage,
-    SubsetDataset,
+    Subset,
 )
 from headrace.datasets.encoded.keys import restore_key_of
 from headrace.datasets.encoded.unit_reader import size_of
@@ -288,9 +288,9 @@ def test_sizes_of_groups_may_be_numpys(whole: MediaDataset) -> None:
 
 
 def test_mixes_of_every_kind_lose_nothing(whole: MediaDataset) -> None:
-    part = SubsetDataset(whole, [3, 9])
+    part = Subset(whole, [3, 9])
     full = Order(kind="full", seed=1)
-    mix = ConcatDataset({"a": RepeatDataset(part, 2), "b": whole, "c": LimitDataset(whole, 4)})
+    mix = Concat({"a": Repeat(part, 2), "b": whole, "c": Limit(whole, 4)})
     made = units(Framed(mix, Thrice()), 120, order=full)
     found = Counter((unit["n"], restore_key_of(unit)[1]) for unit in made)
     assert {key: count for key, count in found.items() if key[1] != "c"} == {

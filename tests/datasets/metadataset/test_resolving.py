@@ -10,7 +10,7 @@ import pytest
 from headrace import ConfigError, StoreError
 from headrace.datasets.metadataset import (
     Mixed,
-    Source,
+    NamedSource,
     TraversedDatasetReference,
     load_dataset,
     sources,
@@ -45,9 +45,9 @@ def test_nested_files(write: Any, tmp_path: Path) -> None:
     assert isinstance(found, Mixed)
     assert (found.names, found.numbers) == (("inner", "c"), (2, 1.0))
     a, b, c = sources(found)
-    assert isinstance(a, Source)
-    assert isinstance(b, Source)
-    assert isinstance(c, Source)
+    assert isinstance(a, NamedSource)
+    assert isinstance(b, NamedSource)
+    assert isinstance(c, NamedSource)
     assert (a.subflavors, b.subflavors, c.subflavors) == ({"k": "outer", "i": 1}, {"k": "outer"}, None)
     assert [one.subset and one.subset.bounds(n) for one, n in ((a, 20), (b, 40), (c, 10))] == [(0, 8), (10, 22), (2, 8)]
     assert [one.shuffle_over_epochs for one in (a, b, c)] == [1, 1, 2]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import energon_mixes
 from counts import cases
 from headrace.errors import ConfigError
-from headrace.plan import Subset
+from headrace.plan import SubsetRange
 from headrace.plan.energon import (
     EnergonMixing,
     EnergonOrder,
@@ -67,8 +67,8 @@ def test_subsets_as_energon_cuts_them() -> None:
     for case in PIECES["subsets"]:
         outer = None
         for given_range in case["outer"]:
-            outer = Subset.of(given_range).inside(outer)
-        assert list(Subset.of(case["range"]).inside(outer).bounds(case["num_samples"])) == case["bounds"]
+            outer = SubsetRange.of(given_range).inside(outer)
+        assert list(SubsetRange.of(case["range"]).inside(outer).bounds(case["num_samples"])) == case["bounds"]
 
 
 def test_slices_as_energon_cuts_them() -> None:
@@ -238,7 +238,7 @@ def test_a_part_of_a_pass_is_rounded_down(repetitions: float, number: int) -> No
 
 
 def test_excluded_samples_are_passed_over() -> None:
-    source = EnergonSource(shard_counts=(10,), excluded=frozenset({3, 7}), subset=Subset.of([2, "end"]))
+    source = EnergonSource(shard_counts=(10,), excluded=frozenset({3, 7}), subset=SubsetRange.of([2, "end"]))
     topology = EnergonTopology(world_size=1, num_workers=0)
     reading = EnergonOrder([source], topology=topology, mixing=None)
     assert [sample.sample_index for sample in reading.samples(0)] == [2, 4, 5, 6, 8, 9]

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headrace.prepare.backends import proof
-from headrace.prepare.backends.backend import Encoded, SpecialPolicy
+from headrace.prepare.backends.backend import EncodedTexts, SpecialPolicy
 from headrace.prepare.backends.reference import TokenizersBackend
 
 EOD = "<|endoftext|>"
@@ -46,13 +46,13 @@ PROSE = (
 class RememberedTruth(TokenizersBackend):
     """The truth, which encodes the same texts once a session: those of the probe are most of what a proof costs."""
 
-    _known: ClassVar[dict[tuple[bytes, str, tuple[str, ...]], Encoded]] = {}
+    _known: ClassVar[dict[tuple[bytes, str, tuple[str, ...]], EncodedTexts]] = {}
 
     def __init__(self, tokenizer_json: bytes, special: SpecialPolicy) -> None:
         super().__init__(tokenizer_json, special)
         self._loaded_with = tokenizer_json, special
 
-    def encode(self, texts: list[str]) -> Encoded:
+    def encode(self, texts: list[str]) -> EncodedTexts:
         key = (*self._loaded_with, tuple(texts))
         if key not in self._known:
             self._known[key] = super().encode(texts)
@@ -67,11 +67,11 @@ class Odd:
     name = "gigatoken"
     version = "0"
 
-    def __init__(self, content: bytes, change: Callable[[list[str], Encoded], Encoded]) -> None:
+    def __init__(self, content: bytes, change: Callable[[list[str], EncodedTexts], EncodedTexts]) -> None:
         self._truth = RememberedTruth(content, "encode")
         self._change = change
 
-    def encode(self, texts: list[str]) -> Encoded:
+    def encode(self, texts: list[str]) -> EncodedTexts:
         return self._change(texts, self._truth.encode(texts))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.prepare.backends import comparison
-from headrace.prepare.backends.backend import Encoded, RefusedTextError
+from headrace.prepare.backends.backend import EncodedTexts, RefusedTextError
 from headrace.prepare.backends.comparison import compare
 from headrace.prepare.backends.proof import load_backend
 from headrace.prepare.backends.reference import TokenizersBackend
@@ -24,12 +24,12 @@ def test_compare_names_the_first_text_that_differs(
     truth = TokenizersBackend(content, "encode")
     assert compare(load_backend("gigatoken", content, "encode"), truth, texts) is None
 
-    def change(batch: list[str], encoded: Encoded) -> Encoded:
+    def change(batch: list[str], encoded: EncodedTexts) -> EncodedTexts:
         ids = encoded.ids.copy()
         for index, text in enumerate(batch):
             if text in (texts[321], texts[400]) and text:
                 ids[int(encoded.lengths[:index].sum())] += 1
-        return Encoded(ids, encoded.lengths)
+        return EncodedTexts(ids, encoded.lengths)
 
     found = compare(family.odd(content, change), truth, texts)
     assert found is not None
@@ -46,7 +46,7 @@ def test_compare_goes_on_behind_a_text_that_both_refuse(family: Any) -> None:
         def __init__(self, refused: str, changed: str = "?") -> None:
             self.refused, self.changed = refused, changed
 
-        def encode(self, texts: list[str]) -> Encoded:
+        def encode(self, texts: list[str]) -> EncodedTexts:
             if self.refused in texts:
                 raise RefusedTextError("not this one", texts.index(self.refused))
             return truth.encode([text + "." if text == self.changed else text for text in texts])

@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 
 from headrace.errors import MissingExtraError
 from headrace.prepare.backends import proof
-from headrace.prepare.backends.backend import Encoded, RefusedTextError
+from headrace.prepare.backends.backend import EncodedTexts, RefusedTextError
 from headrace.prepare.backends.layout import read_layout
 from headrace.prepare.backends.proof import CANDIDATES, choose_backend, load_backend, probe_texts
 from headrace.prepare.backends.proved import MismatchError, ProvedEncoder
@@ -28,7 +28,9 @@ class PanicError(BaseException):
     """As a panic of a Rust library: no Exception."""
 
 
-def use(family: Any, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str], Encoded], Encoded]) -> None:
+def use(
+    family: Any, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str], EncodedTexts], EncodedTexts]
+) -> None:
     monkeypatch.setitem(CANDIDATES, "gigatoken", lambda content, special: family.odd(content, change))
 
 
@@ -153,15 +155,15 @@ def test_a_library_with_another_tokeniser_is_found_out(
     assert "in place of" in choice.reasons[library]
 
 
-def panic(texts: list[str], encoded: Encoded) -> Encoded:
+def panic(texts: list[str], encoded: EncodedTexts) -> EncodedTexts:
     if any("\u0e44" in text for text in texts):
         os.write(2, b"thread '<unnamed>' panicked at src/lib.rs\n")
         raise PanicError("index out of bounds")
     return encoded
 
 
-def cut_short(texts: list[str], encoded: Encoded) -> Encoded:
-    return Encoded(encoded.ids, encoded.lengths[:-1])
+def cut_short(texts: list[str], encoded: EncodedTexts) -> EncodedTexts:
+    return EncodedTexts(encoded.ids, encoded.lengths[:-1])
 
 
 @pytest.mark.parametrize(
@@ -248,11 +250,11 @@ def test_tiktoken_is_given_no_added_tokens(family: Any) -> None:
 def test_one_document_in_ten_thousand_is_found_by_the_sample(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"document {number} of many" for number in range(10_000)]
 
-    def change(batch: list[str], encoded: Encoded) -> Encoded:
+    def change(batch: list[str], encoded: EncodedTexts) -> EncodedTexts:
         ids = encoded.ids.copy()
         if texts[7_654] in batch:
             ids[int(encoded.lengths[: batch.index(texts[7_654]) + 1].sum()) - 1] ^= 1
-        return Encoded(ids, encoded.lengths)
+        return EncodedTexts(ids, encoded.lengths)
 
     content = family.make("gpt2")
     use(family, monkeypatch, change)
@@ -294,7 +296,7 @@ def test_the_truth_itself_is_not_sampled(family: Any) -> None:
 def test_a_failure_on_a_text_that_the_truth_takes_is_a_mismatch(
     error: BaseException, family: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change(batch: list[str], encoded: Encoded) -> Encoded:
+    def change(batch: list[str], encoded: EncodedTexts) -> EncodedTexts:
         if "bad" in batch:
             raise error
         return encoded
@@ -330,7 +332,7 @@ def test_a_failure_on_texts_together_is_a_mismatch(family: Any, monkeypatch: pyt
 def test_what_is_not_the_library_s_fault_passes(
     error: BaseException, family: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change(batch: list[str], encoded: Encoded) -> Encoded:
+    def change(batch: list[str], encoded: EncodedTexts) -> EncodedTexts:
         raise error
 
     use(family, monkeypatch, change)
@@ -342,7 +344,7 @@ def test_what_is_not_the_library_s_fault_passes(
 def test_a_text_that_both_refuse_is_refused_and_one_that_only_the_truth_refuses_is_a_mismatch(
     family: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change(batch: list[str], encoded: Encoded) -> Encoded:
+    def change(batch: list[str], encoded: EncodedTexts) -> EncodedTexts:
         if "bad" in batch:
             raise ValueError("cannot")
         return encoded
@@ -353,7 +355,7 @@ def test_a_text_that_both_refuse_is_refused_and_one_that_only_the_truth_refuses_
     class Refusing:
         name, version = "tokenizers", "0"
 
-        def encode(self, texts: list[str]) -> Encoded:
+        def encode(self, texts: list[str]) -> EncodedTexts:
             raise RefusedTextError("not this one", 0)
 
     vars(encoder)["truth"] = Refusing()

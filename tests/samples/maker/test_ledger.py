@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from counts import cases
 from headrace.errors import HeadraceError, InputError
-from headrace.samples.maker import Made, MakerCounts
-from headrace.samples.maker.block import Block
+from headrace.samples.maker import MadeDocuments, MakerCounts
+from headrace.samples.maker.block import SampleBlock
 from headrace.samples.maker.sequences import Sequencer
 from headrace.samples.masking.token_spans import SpanEncoder
 from recipes_made import maker, tokenizer_json
@@ -68,7 +68,7 @@ def recipes(draw: st.DrawFn, kind: str) -> str:
     )
 
 
-def check(made: Made, records: list[Any]) -> None:
+def check(made: MadeDocuments, records: list[Any]) -> None:
     """What must hold of any block, computed anew from the arrays."""
     counts = made.counts
     counts.balance()
@@ -177,8 +177,10 @@ def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch, what: str) -> N
             Sequencer, "finish", lambda self, *args: (lambda f: replace(f, ids=f.ids[:-1]))(finish(self, *args))
         )
     else:
-        take = Block.take
-        monkeypatch.setattr(Block, "take", lambda self, record, *args: take(self, record, *args) if record else None)
+        take = SampleBlock.take
+        monkeypatch.setattr(
+            SampleBlock, "take", lambda self, record, *args: take(self, record, *args) if record else None
+        )
     with pytest.raises(HeadraceError, match="the ledger does not balance"):
         one.make(BLOCK)
 
@@ -198,16 +200,16 @@ def test_a_text_that_the_tokeniser_refuses_is_a_bad_record(monkeypatch: pytest.M
 
 
 def test_trained_tokens_are_counted_again_where_tokens_are_cut_off_or_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    take, seen = Block.take, 0
+    take, seen = SampleBlock.take, 0
 
-    def counted(self: Block, record: int, made: Any, kept: Any, *args: Any) -> None:
+    def counted(self: SampleBlock, record: int, made: Any, kept: Any, *args: Any) -> None:
         nonlocal seen
         for one in (*made, *kept):
             assert one.num_supervised == np.count_nonzero(one.mask)
             seen += one.num_truncated > 0
         take(self, record, made, kept, *args)
 
-    monkeypatch.setattr(Block, "take", counted)
+    monkeypatch.setattr(SampleBlock, "take", counted)
     completion = "type: sft\ninputs: {paths: a, layout: completion}\nlength: {max_tokens: 6, truncate: %s}"
     talk = [{"prompt": "abc", "completion": "d" * size} for size in (1, 3, 9)]
     for truncate in ("keep_start", "keep_end"):

@@ -33,11 +33,14 @@ from headrace.compat.energon.named import (
 )
 from headrace.compat.energon.wrappers import (
     BlendDataset,
+    ConcatDataset,
     FilterDataset,
     GroupBatchDataset,
     IterMapDataset,
+    LimitDataset,
     MixBatchDataset,
     PackingDataset,
+    RepeatDataset,
     ShuffleBufferDataset,
 )
 
@@ -46,6 +49,7 @@ __all__ = [
     "BaseWebdataset",
     "BlendDataset",
     "CaptioningWebdataset",
+    "ConcatDataset",
     "CrudeWebdataset",
     "DefaultDecoderWebdataset",
     "DefaultGenericWebdataset",
@@ -55,9 +59,11 @@ __all__ = [
     "GroupBatchDataset",
     "ImageWebdataset",
     "IterMapDataset",
+    "LimitDataset",
     "MixBatchDataset",
     "OCRWebdataset",
     "PackingDataset",
+    "RepeatDataset",
     "ShuffleBufferDataset",
     "VQAWebdataset",
     "WorkerConfig",

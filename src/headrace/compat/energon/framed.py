@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, StateError
 from headrace.loader.loader import Loader
 from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch
-from headrace.plan import BatchSchedule, Cursor, Order, Recipe
+from headrace.plan import BatchSchedule, Cursor, Order, RunRecipe
 from headrace.plan.framed import lanes_in
 
 
@@ -110,7 +110,7 @@ class FramedLoader(EnergonLoader):
         return self._loader.faults
 
     @property
-    def _identity(self) -> tuple[Recipe, BatchSchedule]:
+    def _identity(self) -> tuple[RunRecipe, BatchSchedule]:
         return self._run.recipe, self._run.schedule
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from headrace.compat.energon.dataset import EnergonDataset, Tail, WorkerConfig, in_own_order
 from headrace.compat.energon.framed import FramedLoader, framed_dataset
 from headrace.compat.energon.loader import EnergonLoader, OwnOrderLoader, StreamLoader
-from headrace.compat.energon.making import Given, Making, opened, over, parts
+from headrace.compat.energon.making import BatchMaking, Given, opened, over, parts
 from headrace.datasets import Dataset, Framed, Run
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.mix import Mix, length_of
@@ -90,7 +90,7 @@ def get_train_dataset(
     """
     if order not in _KINDS:
         raise ConfigError(f"order is {order!r}; allowed are {', '.join(map(repr, _KINDS))}")
-    making = Making(
+    making = BatchMaking(
         task_encoder,
         seed=worker_config.seed_offset,
         batch_size=batch_size,
@@ -280,7 +280,7 @@ def get_val_dataset(
         raise ConfigError(f"limit is at least one batch, found {limit}; None is all")
     if batch_drop_last and tail == "pad":
         raise ConfigError("tail='pad' fills the last batch, which batch_drop_last=True leaves out: choose one")
-    making = Making(
+    making = BatchMaking(
         task_encoder,
         seed=worker_config.seed_offset,
         batch_size=batch_size,
@@ -348,7 +348,7 @@ def _validation(
         )
     samples = length_of(data)
     if samples is None:
-        raise ConfigError(f"{data!r} has no end, and validation has one; limit it with LimitDataset")
+        raise ConfigError(f"{data!r} has no end, and validation has one; limit it with Limit")
     if limit is not None:
         samples = min(samples, limit * batch_size * worker_config.world_size)
     return EnergonDataset(

@@ -17,12 +17,12 @@ from headrace.compat.energon.dataset import EnergonDataset
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.encoders import FaultLog
 from headrace.errors import StateError
-from headrace.loader.faults import Counting, report_path, shared_out
+from headrace.loader.faults import FaultCounter, report_path, shared_out
 from headrace.loader.loader import Loader
 from headrace.loader.ragged import faults_of
-from headrace.loader.reading import Reader, Reading
-from headrace.loader.spans import Batch, Span, divide
-from headrace.plan import BatchSchedule, Cursor, Recipe
+from headrace.loader.reading import Reading, StreamReader
+from headrace.loader.spans import Batch, BatchSpan, divide
+from headrace.plan import BatchSchedule, Cursor, RunRecipe
 
 
 class EnergonLoader(ABC):
@@ -68,7 +68,7 @@ class EnergonLoader(ABC):
 
     @property
     @abstractmethod
-    def _identity(self) -> tuple[Recipe, BatchSchedule]:
+    def _identity(self) -> tuple[RunRecipe, BatchSchedule]:
         """What a state is held against."""
 
     def __iter__(self) -> Iterator[Batch]:
@@ -214,7 +214,7 @@ class StreamLoader(EnergonLoader):
         return length is not None and self._loader.position >= length
 
     @property
-    def _identity(self) -> tuple[Recipe, BatchSchedule]:
+    def _identity(self) -> tuple[RunRecipe, BatchSchedule]:
         return self.dataset.stream.recipe, self.dataset.stream.schedule
 
     def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
@@ -292,12 +292,12 @@ class OwnOrderLoader(EnergonLoader):
     def __init__(self, dataset: EnergonDataset, own: OwnOrder, reading: Reading, fault_report: str | None) -> None:
         super().__init__(dataset)
         self._own = own
-        self._reader = Reader(own.run, reading)
+        self._reader = StreamReader(own.run, reading)
         self._given = 0
         self._through = False
         self._inner: Iterator[tuple[Batch, FaultLog | None]] | None = None
         ranks = dataset.worker_config.ranks
-        self._counting = Counting(report_path(fault_report, ranks.rank, ranks.world_size))
+        self._counting = FaultCounter(report_path(fault_report, ranks.rank, ranks.world_size))
 
     @property
     def position(self) -> int:
@@ -310,7 +310,7 @@ class OwnOrderLoader(EnergonLoader):
         return self._counting.faults
 
     @property
-    def _identity(self) -> tuple[Recipe, BatchSchedule]:
+    def _identity(self) -> tuple[RunRecipe, BatchSchedule]:
         return self._own.recipe, BatchSchedule.of(1)
 
     def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
@@ -341,7 +341,7 @@ class OwnOrderLoader(EnergonLoader):
         self._reader.close()
 
 
-def _read(own: OwnOrder, reader: Reader, spans: Iterator[Span]) -> Iterator[tuple[Batch, FaultLog | None]]:
+def _read(own: OwnOrder, reader: StreamReader, spans: Iterator[BatchSpan]) -> Iterator[tuple[Batch, FaultLog | None]]:
     # Not of the loader, which holds it: that would keep worker processes until cycles are collected.
     for span, rows in reader.filled(spans):
         yield from zip(divide(rows, span, own.run.constants), shared_out(faults_of(rows), span), strict=True)

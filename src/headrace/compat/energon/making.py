@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from headrace.datasets import Dataset, Framed, MediaDataset
 from headrace.datasets.encoded.dataset import EncodedSources, encoded, encoder_or_none, opening_options
 from headrace.datasets.encoded.samples import Encoder
-from headrace.datasets.lengths import ConcatDataset, SubsetDataset
+from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.datasets.mix import Mix, named_datasets
 from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy
@@ -21,7 +21,7 @@ from headrace.errors import ConfigError
 from headrace.plan.framed import Form, GroupBatches, Singles
 
 
-class Making:
+class BatchMaking:
     """How samples become batches, as the arguments of `get_train_dataset` say it.
 
     Args:
@@ -154,7 +154,7 @@ def over(data: Framed, part: Dataset | Mix) -> Framed:
 Given = str | os.PathLike[str] | Dataset | Mix | Framed
 
 
-class Opened(NamedTuple):
+class OpenedUnits(NamedTuple):
     """The data, and the units that are made of them; None where samples are fed as they are."""
 
     data: Dataset | Mix
@@ -162,8 +162,14 @@ class Opened(NamedTuple):
 
 
 def opened(
-    given: Given, split_part: str, making: Making, *, training: bool, global_batch_size: Any, options: dict[str, Any]
-) -> Opened:
+    given: Given,
+    split_part: str,
+    making: BatchMaking,
+    *,
+    training: bool,
+    global_batch_size: Any,
+    options: dict[str, Any],
+) -> OpenedUnits:
     """A path opened to train on or to validate with; data as they are.
 
     Args:
@@ -179,15 +185,15 @@ def opened(
         StoreError: nothing is there, or it is malformed.
     """
     if isinstance(given, Framed):
-        return Opened(given.data, making.only_lanes(given, options))
+        return OpenedUnits(given.data, making.only_lanes(given, options))
     data = _data(given, split_part, making, training=training, global_batch_size=global_batch_size, options=options)
-    return Opened(data, making.units(data))
+    return OpenedUnits(data, making.units(data))
 
 
 def _data(
     given: str | os.PathLike[str] | Dataset | Mix,
     split_part: str,
-    making: Making,
+    making: BatchMaking,
     *,
     training: bool,
     global_batch_size: Any,
@@ -212,16 +218,16 @@ def _data(
     # Plain shards and JSONL files are of one part, whatever it is called.
     part = split_part if Path(given, ".nv-meta").is_dir() else None
     dataset = MediaDataset.open(given, part, **making.opening(options))
-    return making.around(dataset if subset is None else SubsetDataset(dataset, subset))
+    return making.around(dataset if subset is None else Subset(dataset, subset))
 
 
 def parts(data: Dataset | Mix) -> list[Dataset | Mix]:
     """The datasets that are one after another, depth first, each with the range or the limit around it.
 
     Raises:
-        ConfigError: something else than `ConcatDataset` is around several.
+        ConfigError: something else than `Concat` is around several.
     """
-    if isinstance(data, ConcatDataset):
+    if isinstance(data, Concat):
         return [part for child in data.children.values() for part in parts(child)]
     if len(named_datasets(data)) > 1:
         raise ConfigError(f"{data!r}: is of several datasets together, which cannot be validated with one by one")

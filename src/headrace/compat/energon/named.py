@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.lengths import SubsetDataset
+from headrace.datasets.lengths import Subset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
 from headrace.datasets.mix import Mix
 from headrace.datasets.run import Run
 from headrace.errors import ConfigError
-from headrace.plan import BatchSchedule, Order, Subset
+from headrace.plan import BatchSchedule, Order, SubsetRange
 from headrace.samples.media import (
     CaptioningSample,
     Cooker,
@@ -147,14 +147,14 @@ class BaseWebdataset(BaseCoreDataset):
         training: bool,
         split_part: str | None = "train",
         split_config: str | None = None,
-        subset: Subset | Sequence[int | str] | None = None,
+        subset: SubsetRange | Sequence[int | str] | None = None,
         making: Mapping[str, Any] | None = None,
         **order: Any,
     ) -> None:
         store = _opened(path, split_part, split_config)
         made = MediaDataset(store, sample_type, **(making or {}))
         self.subflavors = made.subflavors
-        super().__init__(made if subset is None else SubsetDataset(made, subset), training=training, **order)
+        super().__init__(made if subset is None else Subset(made, subset), training=training, **order)
 
 
 class DefaultGenericWebdataset(BaseWebdataset):

@@ -11,12 +11,12 @@ import numpy as np
 
 from headrace.datasets import Blend, Dataset, Run
 from headrace.datasets.encoded import EncodedDataset
-from headrace.datasets.lengths import ConcatDataset, SubsetDataset
+from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.mix import Mix
 from headrace.datasets.run import Located
 from headrace.errors import ConfigError
-from headrace.loader.spans import Span
-from headrace.plan import Recipe, Subset
+from headrace.loader.spans import BatchSpan
+from headrace.plan import RunRecipe, SubsetRange
 from headrace.plan.energon import EnergonMixing, EnergonOrder, EnergonSource, EnergonTopology
 from headrace.plan.keys import derive_array, source_key
 
@@ -59,7 +59,7 @@ class OwnOrder:
         self.order = EnergonOrder(sources, topology=topology, mixing=mixing)
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> RunRecipe:
         """That of the data, with this order, ranks and workers in it."""
         order = {
             "kind": "energon",
@@ -70,7 +70,7 @@ class OwnOrder:
         }
         return msgspec.structs.replace(self.run.recipe, order=order, batch=dict(self._batching))
 
-    def spans(self, rank: int, first: int) -> Iterator[Span]:
+    def spans(self, rank: int, first: int) -> Iterator[BatchSpan]:
         """The batches of a rank from the ``first`` one on, one a span."""
         batches = self.order.batches(rank, **self._batching)  # type: ignore[arg-type]
         before = sum(len(batch) for batch in islice(batches, first))
@@ -79,7 +79,7 @@ class OwnOrder:
             sources, indices = np.array(batch, dtype=np.int64).T
             # A source's samples are addressed by their numbers in the whole dataset, a subset's too.
             located = Located(positions, sources, self._located(sources, indices, rank, positions))
-            yield Span(located, [len(batch)], [number], [number + 1])
+            yield BatchSpan(located, [len(batch)], [number], [number + 1])
             before += len(batch)
 
     def _located(self, sources: Any, indices: Any, rank: int, positions: Any) -> Any:
@@ -96,9 +96,9 @@ class OwnOrder:
 
 def _sources(data: Dataset | Mix, *, training: bool) -> tuple[Any, list[EnergonSource]]:
     """The kind of the blend, and its sources depth first, as the run numbers them."""
-    if not isinstance(data, Mix) or isinstance(data, SubsetDataset):
+    if not isinstance(data, Mix) or isinstance(data, Subset):
         return "none", [_source(data)]
-    if not training and isinstance(data, ConcatDataset):
+    if not training and isinstance(data, Concat):
         return "none", [source for child in data.children.values() for source in _sources(child, training=False)[1]]
     if training and isinstance(data, Blend) and data.end in ("endless", "repeats") and _is_plain(data):
         return ("weights" if data.end == "endless" else "repetitions"), list(_blended(data, data.end))
@@ -118,7 +118,7 @@ def _blended(data: Dataset | Mix, end: str, factor: float | None = None) -> Iter
         total = sum(data.numbers.values()) if end == "endless" and factor is not None else 1
         for name, child in data.children.items():
             yield from _blended(child, end, (1 if factor is None else factor) * data.numbers[name] / total)
-    elif isinstance(data, SubsetDataset) or not isinstance(data, Mix):
+    elif isinstance(data, Subset) or not isinstance(data, Mix):
         assert factor is not None
         source = _source(data)
         if end == "endless":
@@ -131,9 +131,9 @@ def _blended(data: Dataset | Mix, end: str, factor: float | None = None) -> Iter
 
 
 def _source(data: Dataset | Mix) -> EnergonSource:
-    subset: Subset | None = None
+    subset: SubsetRange | None = None
     dataset = data
-    if isinstance(data, SubsetDataset):
+    if isinstance(data, Subset):
         subset, dataset = data.subset, data.dataset
     bounds = getattr(dataset, "shard_bounds", None)
     if bounds is None:

@@ -6,6 +6,7 @@
     GroupBatchDataset      batches of samples of one group
     PackingDataset         packs that a function selects
     BlendDataset, MixBatchDataset    several sources, by weight
+    ConcatDataset, LimitDataset, RepeatDataset    `headrace.datasets` has them as Concat, Limit, Repeat
 
 A function is marked with ``@stateless`` as a hook is. `headrace.MapDataset` needs no frames; it may stand within.
 """
@@ -19,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 from headrace.datasets.blend import Blend
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed import Framed
+from headrace.datasets.lengths import Concat, Limit, Repeat
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.mix import Mix
 from headrace.encoders import TaskEncoder, get_stateless
@@ -26,6 +28,10 @@ from headrace.encoders.task_encoder import may_draw
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan.framed import ShuffleBuffer
 from headrace.plan.recorded_names import recorded_name
+
+ConcatDataset = Concat
+LimitDataset = Limit
+RepeatDataset = Repeat
 
 _OPTIONS: Final = ("seed", "errors", "buffer_bytes", "most_empty_positions")
 

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import check_local
 from headrace.stores.arguments import TokenArray
-from headrace.stores.indexed.layout import AS_FOUND, Dialect, Documents, IndexedOptions, Layout, code_of
+from headrace.stores.indexed.layout import AS_FOUND, Dialect, Documents, IdxLayout, IndexedOptions, code_of
 from headrace.stores.indexed.pairs import SUFFIXES, open_pair
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.indexed.writer import SequenceFiles
@@ -176,7 +176,7 @@ class IndexedDatasetBuilder:
         self._path = Path(bin_path)
         self._dialect = dialect
         self._multimodal = multimodal
-        layout = Layout(code_of(dtype, dialect), 0, 0, dialect, 1 if multimodal else 0)
+        layout = IdxLayout(code_of(dtype, dialect), 0, 0, dialect, 1 if multimodal else 0)
         self._dtype = layout.dtype
         self._files = SequenceFiles(self._path, layout)
         self._discard = weakref.finalize(self, SequenceFiles.discard, self._files)

@@ -18,7 +18,7 @@ from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, one
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
 from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.media.face import without_rows
-from headrace.datasets.metadataset import JoinedSource, Source, SourceOptions
+from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
 from headrace.datasets.mix import Mix
 from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder, bound_cookers, collecting
 from headrace.encoders.pipeline import Output
@@ -241,7 +241,7 @@ class EncodedSources(SourceOptions, frozen=True, kw_only=True):
     seed: int
     errors: ErrorPolicy | None = None
 
-    def dataset(self, source: Source | JoinedSource) -> Dataset:
+    def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
         """See `SourceOptions.dataset`; what `EncodedDataset` refuses is a ConfigError that names the place, too."""
         found = super().dataset(source)
         try:

@@ -30,7 +30,7 @@ _TOGETHER = 64
 """Samples whose bytes are read at once."""
 
 
-class Made(NamedTuple):
+class MadeOutput(NamedTuple):
     """An output of the sample at a position of the run: its number there, the dataset it is of, and itself."""
 
     number: int
@@ -71,13 +71,13 @@ class FramedSources:
             found[rows] = self.encoders[source].addresses(indices[rows], None if keys is None else keys[rows])
         return found
 
-    def outputs(self, sources: IntArray, addresses: IntArray) -> tuple[list[list[Made]], list[FaultLog | None]]:
+    def outputs(self, sources: IntArray, addresses: IntArray) -> tuple[list[list[MadeOutput]], list[FaultLog | None]]:
         """Those of each sample, and what failed while it was made.
 
         Raises:
             SampleError, ConfigError: see `SampleEncoder.makers`; and what hooks raise.
         """
-        made: list[list[Made]] = [[]] * len(addresses)
+        made: list[list[MadeOutput]] = [[]] * len(addresses)
         faults: list[FaultLog | None] = [None] * len(addresses)
         with self.pipeline:
             for begin in range(0, len(addresses), _TOGETHER):
@@ -87,19 +87,19 @@ class FramedSources:
                     log = encoder.faults = FaultLog()
                     for row, make in zip(rows.tolist(), encoder.makers(addresses[rows]), strict=True):
                         [outputs] = watched.made(addresses[row : row + 1], [make], row)
-                        made[row] = [Made(number, source, one) for number, one in enumerate(outputs)]
+                        made[row] = [MadeOutput(number, source, one) for number, one in enumerate(outputs)]
                         if log.total:
                             faults[row] = log
                             log = encoder.faults = FaultLog()
         return made, faults
 
-    def again(self, keys: Sequence[OutputKey]) -> list[Made]:
+    def again(self, keys: Sequence[OutputKey]) -> list[MadeOutput]:
         """The outputs of some keys.
 
         Raises:
             ConfigError: there is no such dataset, sample or output, or it is no longer what it was.
         """
-        wanted: dict[tuple[str, int], list[Made]] = {}
+        wanted: dict[tuple[str, int], list[MadeOutput]] = {}
         for path, address, *_ in keys:
             if (path, address) in wanted:
                 continue
@@ -122,15 +122,15 @@ class FramedSources:
             found.append(one)
         return found
 
-    def key(self, one: Made) -> tuple[Any, ...]:
+    def key(self, one: MadeOutput) -> tuple[Any, ...]:
         """The restore key of an output, as long as it is not marked."""
         return output_key(self.paths[one.source], one.output)
 
-    def marked(self, one: Made) -> Any:
+    def marked(self, one: MadeOutput) -> Any:
         """The sample of an output, with its restore key."""
         return keyed(one.output.sample, self.key(one), self._kind)
 
-    def packs(self, items: Sequence[Made], positions: Sequence[int] = ()) -> tuple[list[Output], FaultLog]:
+    def packs(self, items: Sequence[MadeOutput], positions: Sequence[int] = ()) -> tuple[list[Output], FaultLog]:
         """Outputs as packs, mostly one, and what failed; no packs where a generator skips them.
 
         By the policy "substitute" a sample that fails in ``postencode_sample`` is left out of its pack: that it comes

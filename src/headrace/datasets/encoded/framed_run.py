@@ -32,9 +32,9 @@ from headrace.datasets.tracing.answers import Times, TracedUnit
 from headrace.datasets.tracing.history import SHOWN
 from headrace.datasets.tracing.run_file import save_run
 from headrace.errors import ConfigError, OutputError, StateError
-from headrace.plan import BatchSchedule, IntArray, Order, Recipe
+from headrace.plan import BatchSchedule, IntArray, Order, RunRecipe
 from headrace.plan.framed import (
-    Figures,
+    FrameTotals,
     Framing,
     Journal,
     Lanes,
@@ -285,7 +285,7 @@ class FramedRun:
         return reader.sources.restored(parsed(key))
 
     @cached_property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> RunRecipe:
         """What decides the bytes of every step, by part; save it beside the checkpoint.
 
         The number of positions is in it: at the end all that was carried on is flushed, so another end is another run.
@@ -293,7 +293,7 @@ class FramedRun:
         stream = self.stream.recipe
         made = {"kind": "framed", **self.data.recipe["encoder"]}
         lanes = self.lanes
-        return Recipe(
+        return RunRecipe(
             format={**stream.format, "framed": lanes.format},
             dataset={path: {**made, "dataset": recipe} for path, recipe in stream.dataset.items()},
             blend=stream.blend,
@@ -387,7 +387,7 @@ class FramedRun:
         """
         return self.history(journals).sample(source, index, limit=limit)
 
-    def first_frames(self, num_frames: int = 4) -> Figures:
+    def first_frames(self, num_frames: int = 4) -> FrameTotals:
         """What the first frames of lane 0 give: how full units are, and what is carried on. Encodes their samples."""
         reader = self.reader()
         number = 0

@@ -17,13 +17,13 @@ import numpy as np
 
 from headrace.datasets.dataset import Origins
 from headrace.datasets.encoded.keys import keyed, restore_key_of
-from headrace.datasets.encoded.measured_units import Form, MeasuredUnits, Rows
+from headrace.datasets.encoded.measured_units import Form, MeasuredUnits, UnitRows
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, one_batch, raised
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
 from headrace.datasets.media import SampleDataset
 from headrace.datasets.media.face import without_rows
-from headrace.encoders import EncoderPipeline, HookFailure, Place, collecting
+from headrace.encoders import CallKey, EncoderPipeline, HookFailure, collecting
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample, StaleCacheError, StateError
 from headrace.plan import IntArray, KeyArray
@@ -106,7 +106,7 @@ class _Source:
         return self._outputs.pop(number)
 
 
-class Row(NamedTuple):
+class UnitRow(NamedTuple):
     """An output that a unit is made of: of which ``sample``, which ``output``, and its number among all ``fact``."""
 
     source: _Source
@@ -130,15 +130,15 @@ class MeasuredOutputs:
         self._facts = facts
         self._form = form
 
-    def of(self, rows: Rows) -> list[Row]:
+    def of(self, rows: UnitRows) -> list[UnitRow]:
         """One for each row; the bytes of their samples are read, all together."""
         samples, places = np.unique(self._outputs.addresses(rows.samples, rows.keys), return_inverse=True)
         counts = self._facts.arrays["num_outputs"][self._outputs.indices(samples)].tolist()
         sources = [_Source(make, count) for make, count in zip(self._outputs.makers(samples), counts, strict=True)]
         numbers = zip(rows.samples.tolist(), rows.outputs.tolist(), rows.facts.tolist(), strict=True)
-        return [Row(sources[place], *one) for place, one in zip(places.tolist(), numbers, strict=True)]
+        return [UnitRow(sources[place], *one) for place, one in zip(places.tolist(), numbers, strict=True)]
 
-    def output(self, row: Row) -> Output:
+    def output(self, row: UnitRow) -> Output:
         """The output of a row.
 
         Raises:
@@ -165,7 +165,7 @@ class MeasuredOutputs:
             raise error from error.__cause__
         return one
 
-    def _differs(self, row: Row, found: str, measured: str) -> StateError:
+    def _differs(self, row: UnitRow, found: str, measured: str) -> StateError:
         return StateError(
             f"{type(self._pipeline.encoder).__name__} gave {found} for sample {row.sample:,} of"
             f" {self._outputs.dataset.store.path}, where {measured} was measured ({self._facts.path}): if its code was"
@@ -281,7 +281,7 @@ class MeasuredDataset(SampleDataset):
             for address, (low, high) in zip(addresses.tolist(), bounds, strict=True)
         ]
 
-    def _unit(self, address: int, rows: list[Row]) -> Any:
+    def _unit(self, address: int, rows: list[UnitRow]) -> Any:
         kind = type(self.encoder).__name__
         outputs = [self._rows.output(row) for row in rows]
         if isinstance(self.form, Packing):
@@ -332,7 +332,7 @@ class MeasuredDataset(SampleDataset):
         return one_batch(
             self.pipeline,
             samples,
-            Place(self.outputs.key, address),
+            CallKey(self.outputs.key, address),
             key,
             kind="a measured source",
             instead="leave samples out in encode_sample, and measure again",

@@ -22,7 +22,7 @@ from headrace.stores import SampleStore
 Form = Grouping | Packing
 
 
-class Rows(NamedTuple):
+class UnitRows(NamedTuple):
     """What some units are made of: unit i of the rows from ``offsets[i]`` to ``offsets[i + 1]``.
 
     ``offsets`` (units + 1,) int64; (rows,) int64: ``samples`` of the dataset, which of their ``outputs``, and
@@ -90,7 +90,7 @@ class MeasuredUnits:
         """(n,) int64: numbers of units, without what belongs to the epoch."""
         return addresses & np.int64((1 << self._bits) - 1)
 
-    def rows(self, addresses: IntArray) -> Rows:
+    def rows(self, addresses: IntArray) -> UnitRows:
         """What the units at some addresses are made of; all of them with an epoch, or all without."""
         units = self.numbers(addresses)
         keys = (addresses >> np.int64(self._bits)).astype(np.uint64) << np.uint64(self._bits + 1)
@@ -99,7 +99,7 @@ class MeasuredUnits:
         outputs = self.measured.facts.outputs
         facts = found.samples if outputs is None else outputs.begins(found.samples) + found.outputs
         of_rows = np.repeat(keys, counts) if keys.any() else None
-        return Rows(found.offsets, found.samples, found.outputs, facts, of_rows)
+        return UnitRows(found.offsets, found.samples, found.outputs, facts, of_rows)
 
     @cached_property
     def differs_by_epoch(self) -> bool:

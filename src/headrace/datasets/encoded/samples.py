@@ -21,13 +21,13 @@ from headrace.datasets.dataset import media_origins
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.face import STACKED
 from headrace.encoders import (
+    CallKey,
     EncoderPipeline,
     ErrorPolicy,
     Fault,
     FaultLog,
     Hook,
     HookFailure,
-    Place,
     TaskEncoder,
     bound_cookers,
     carrying,
@@ -113,9 +113,9 @@ class SampleEncoder:
         """(n,) int64: numbers of samples, without what belongs to the epoch."""
         return addresses & np.int64((1 << self._bits) - 1)
 
-    def place(self, address: int) -> Place:
+    def place(self, address: int) -> CallKey:
         """What the random numbers of a sample depend on."""
-        return Place(self.key, address)
+        return CallKey(self.key, address)
 
     def check_thread(self) -> None:
         """See `EncoderPipeline.check_thread`."""
@@ -309,7 +309,7 @@ def _column(value: Any) -> Any:
 
 
 def one_batch(
-    pipeline: EncoderPipeline, samples: Sequence[Any], place: Place, key: Any, *, kind: str, instead: str
+    pipeline: EncoderPipeline, samples: Sequence[Any], place: CallKey, key: Any, *, kind: str, instead: str
 ) -> dict[str, Any]:
     """The columns of a batch that begins with a sample at ``place``, with the restore ``key``.
 

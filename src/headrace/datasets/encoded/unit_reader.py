@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from headrace.datasets.encoded.framed import HookPacks, Made
+from headrace.datasets.encoded.framed import HookPacks, MadeOutput
 from headrace.datasets.encoded.keys import OutputKey, keyed, pack_key, parsed, restore_key_of
 from headrace.datasets.encoded.samples import one_batch, raised
 from headrace.datasets.run import Located
-from headrace.encoders import FaultLog, HookFailure, Place, at_positions
+from headrace.encoders import CallKey, FaultLog, HookFailure, at_positions
 from headrace.errors import ConfigError, SkipSample, StateError
 from headrace.plan import IntArray
-from headrace.plan.framed import Counted, Figures, Items, LaneState, Selected, Unit, Walk
+from headrace.plan.framed import Counted, FrameTotals, Items, LaneState, Selected, Unit, Walk
 from headrace.samples.media.sample import BASE_FIELDS
 
 if TYPE_CHECKING:
@@ -152,11 +152,11 @@ Pair = tuple[int, int]
 class ReaderFigures:
     """What a reader has done.
 
-    ``frames``: see `Figures`; ``num_encoded`` samples, ``num_encoded_again`` of them a second time for want of room;
+    ``frames``: see `FrameTotals`; ``num_encoded`` samples, ``num_encoded_again`` of them twice for want of room;
     ``num_held`` outputs and packs wait for their units now, ``most_held_bytes`` is the most that they took.
     """
 
-    frames: Figures
+    frames: FrameTotals
     num_encoded: int
     num_encoded_again: int
     num_held: int
@@ -357,7 +357,7 @@ class UnitReader:
             None if groups is None else np.array([size for _, size in groups], dtype=np.int64),
         )
 
-    def _encoded(self, positions: IntArray) -> tuple[list[list[Made]], list[FaultLog | None]]:
+    def _encoded(self, positions: IntArray) -> tuple[list[list[MadeOutput]], list[FaultLog | None]]:
         located = self._located(positions)
         with at_positions(positions):
             made = self.sources.outputs(located.sources, located.addresses)
@@ -379,9 +379,9 @@ class UnitReader:
             rows = np.arange(len(positions), dtype=np.int64)
         return Located(positions, found.sources[rows], found.addresses[rows])
 
-    def _items(self, pairs: Sequence[Pair], *, keep: bool) -> list[Made]:
+    def _items(self, pairs: Sequence[Pair], *, keep: bool) -> list[MadeOutput]:
         """Outputs that were made before, or are made again."""
-        found: dict[Pair, Made | None] = {
+        found: dict[Pair, MadeOutput | None] = {
             pair: self._held.get(pair) if keep else self._held.take(pair) for pair in pairs
         }
         missing = [pair for pair, one in found.items() if one is None]
@@ -461,7 +461,7 @@ class UnitReader:
                 ) from failure.error
             raise raised(failure, self._kind, where) from failure.error.__cause__
 
-    def _place(self, key: Any) -> Place:
+    def _place(self, key: Any) -> CallKey:
         """Of a batch that begins with the sample of a key: from the key alone, so that it can be made again."""
         found = parsed(key)
         first = found if isinstance(found, OutputKey) else found.outputs[0]

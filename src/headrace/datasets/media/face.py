@@ -18,11 +18,11 @@ from headrace.datasets.watched import made
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.samples.media import pad_stack
-from headrace.samples.media.batch import Allocate, Rows, reading_rows
+from headrace.samples.media.batch import Allocate, BatchBlocks, reading_rows
 from headrace.stores import SampleStore
 from headrace.stores.arguments import sample_numbers
 
-__all__ = ["Allocate", "Rows", "collated", "reading_rows", "without_rows"]
+__all__ = ["Allocate", "BatchBlocks", "collated", "reading_rows", "without_rows"]
 
 STACKED = frozenset("?bBhHiIlLqQefdFD")
 """Codes of the dtypes of which tensors can be made."""

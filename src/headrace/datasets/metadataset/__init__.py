@@ -15,13 +15,13 @@ from headrace.datasets.metadataset.metadataset import (
     traverse_metadataset,
 )
 from headrace.datasets.metadataset.opening import SourceOptions
-from headrace.datasets.metadataset.tree import JoinedSource, Mixed, Source, SourceColumn, Tree, sources
+from headrace.datasets.metadataset.tree import JoinedSource, Mixed, NamedSource, SourceColumn, Tree, sources
 
 __all__ = [
     "JoinedSource",
     "Metadataset",
     "Mixed",
-    "Source",
+    "NamedSource",
     "SourceColumn",
     "SourceOptions",
     "TraversedDatasetReference",

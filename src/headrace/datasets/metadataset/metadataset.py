@@ -16,18 +16,18 @@ import msgspec
 
 from headrace.datasets.blend import Blend, ScheduledBlend, Stage
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.lengths import ConcatDataset, LimitDataset, SubsetDataset
+from headrace.datasets.lengths import Concat, Limit, Subset
 from headrace.datasets.metadataset.opening import SourceOptions, join_columns
 from headrace.datasets.metadataset.reading import read_splits
-from headrace.datasets.metadataset.resolving import SUFFIX, Origin, read_file, resolve
-from headrace.datasets.metadataset.tree import JoinedSource, Mixed, Piece, Source, Splits, Tree, sources
+from headrace.datasets.metadataset.resolving import SUFFIX, MetadatasetPlace, read_file, resolve
+from headrace.datasets.metadataset.tree import JoinedSource, Mixed, NamedSource, ScheduleEntry, Splits, Tree, sources
 from headrace.datasets.mix import Mix
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import check_local
 from headrace.plan import BatchSchedule
 from headrace.stores.energon import Join, write_join
 
-Opener = Callable[[Source | JoinedSource], Dataset]
+Opener = Callable[[NamedSource | JoinedSource], Dataset]
 Data = Dataset | Mix
 
 _log = logging.getLogger("headrace")
@@ -59,7 +59,7 @@ def _build(tree: Tree, opener: Opener, schedule: BatchSchedule | None) -> Data:
     children = dict(zip(tree.names, (_build(child, opener, None) for child in tree.children), strict=True))
     try:
         if tree.kind == "concat":
-            mix: Mix = ConcatDataset(children)
+            mix: Mix = Concat(children)
         elif tree.schedule:
             stages = [_stage(piece, tree, schedule) for piece in tree.schedule]
             mix = ScheduledBlend(children, stages, block_samples=tree.block_samples)
@@ -97,17 +97,17 @@ def _in_order(tree: Tree, opener: Opener) -> Data:
         return _source(tree, opener)
     children = {name: _in_order(child, opener) for name, child in zip(tree.names, tree.children, strict=True)}
     try:
-        return _limited(tree, ConcatDataset(children))
+        return _limited(tree, Concat(children))
     except ConfigError as error:
         raise ConfigError(f"{tree.where}: {error}") from error
 
 
-def _source(tree: Source | JoinedSource, opener: Opener) -> Data:
+def _source(tree: NamedSource | JoinedSource, opener: Opener) -> Data:
     dataset = opener(tree)
     if tree.subset is None:
         return _limited(tree, dataset)
     try:
-        return _limited(tree, SubsetDataset(dataset, tree.subset))
+        return _limited(tree, Subset(dataset, tree.subset))
     except ConfigError as error:
         raise ConfigError(f"{tree.where}: {error}") from error
 
@@ -115,13 +115,13 @@ def _source(tree: Source | JoinedSource, opener: Opener) -> Data:
 def _limited(tree: Tree, data: Data) -> Data:
     for limit in tree.limits:
         try:
-            data = LimitDataset(data, limit)
+            data = Limit(data, limit)
         except ConfigError as error:
             raise ConfigError(f"{tree.where}: {error}") from error
     return data
 
 
-def _stage(piece: Piece, tree: Mixed, schedule: BatchSchedule | None) -> Stage:
+def _stage(piece: ScheduleEntry, tree: Mixed, schedule: BatchSchedule | None) -> Stage:
     until = None
     if piece.until is not None:
         number, unit = piece.until
@@ -171,7 +171,7 @@ class Metadataset:
         splits: their names; of a single dataset none, since it may have any.
     """
 
-    def __init__(self, path: str, splits: Splits | None, origin: Origin) -> None:
+    def __init__(self, path: str, splits: Splits | None, origin: MetadatasetPlace) -> None:
         self.path = path
         self.splits = () if splits is None else tuple(splits)
         self._splits = splits
@@ -185,7 +185,7 @@ class Metadataset:
             StoreError: a nested file is missing or malformed.
         """
         if self._splits is None:
-            return Source(where=self.path, path=self.path, split_part=split_part)
+            return NamedSource(where=self.path, path=self.path, split_part=split_part)
         return resolve(self._splits, split_part, self._origin)
 
     def train(
@@ -222,7 +222,7 @@ class Metadataset:
         """The datasets that a split reaches, depth first; raises as `tree`."""
         found = []
         for source in sources(self.tree(split_part)):
-            if isinstance(source, Source):
+            if isinstance(source, NamedSource):
                 found.append(_reference(source, aux=dict(source.aux)))
             else:
                 found += [_reference(column, join=source.where) for column in source.columns]
@@ -270,15 +270,15 @@ def load_dataset(
     if isinstance(metadataset, Mapping):
         where = "metadataset" if path is None else os.fspath(path)
         file = None if path is None else Path(path)
-        origin = Origin(where=where, base=Path() if file is None else file.parent, file=file)
+        origin = MetadatasetPlace(where=where, base=Path() if file is None else file.parent, file=file)
         return Metadataset(where, read_splits(dict(metadataset), where), origin)
     if path is not None:
         raise ConfigError("path goes with a metadataset that is given as a dict")
     name = os.fspath(metadataset)
     file = Path(name)
     if name.endswith(SUFFIX):
-        return Metadataset(name, read_file(file), Origin(where=name, base=file.parent, file=file))
-    return Metadataset(name, None, Origin(where=name, base=file.parent))
+        return Metadataset(name, read_file(file), MetadatasetPlace(where=name, base=file.parent, file=file))
+    return Metadataset(name, None, MetadatasetPlace(where=name, base=file.parent))
 
 
 def traverse_metadataset(path: str | os.PathLike[str], *, split_part: str) -> list[TraversedDatasetReference]:

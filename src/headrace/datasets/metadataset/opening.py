@@ -13,7 +13,7 @@ from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude
 from headrace.datasets.media.file_stores import CachePool
-from headrace.datasets.metadataset.tree import JoinedSource, Source, SourceColumn
+from headrace.datasets.metadataset.tree import JoinedSource, NamedSource, SourceColumn
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreError
@@ -24,7 +24,7 @@ from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore, Refer
 from headrace.stores.energon.config_file import near
 from headrace.stores.sample_layouts import sample_layout
 
-Open = Callable[[Source | JoinedSource], Dataset | None]
+Open = Callable[[NamedSource | JoinedSource], Dataset | None]
 
 _LABELS = ("labels", "loss_mask_key")
 _WINDOWS = ("window_tokens", "stride", "phase", "document_ids", "position_ids", *_LABELS)
@@ -50,7 +50,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     reader: str = "mmap"
     open: Open | None = None
 
-    def dataset(self, source: Source | JoinedSource) -> Dataset:
+    def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
         """The dataset at a leaf.
 
         Raises:
@@ -60,7 +60,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         try:
             found = None if self.open is None else self.open(source)
             if found is None:
-                found = self._source(source) if isinstance(source, Source) else self._joined(source)
+                found = self._source(source) if isinstance(source, NamedSource) else self._joined(source)
         except StoreError as error:
             raise StoreError(f"{source.where}: {error}") from error
         except ConfigError as error:
@@ -69,7 +69,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{source.where}: open returned {found!r:.80}; expected a dataset, or None")
         return found
 
-    def _source(self, source: Source) -> Dataset:
+    def _source(self, source: NamedSource) -> Dataset:
         if source.windows is not None or source.packs is not None:
             return self._tokens(source)
         layout = sample_layout(source.path, self.reader)
@@ -107,7 +107,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             "trust_code": self.trust_code,
         }
 
-    def _tokens(self, source: Source) -> Dataset:
+    def _tokens(self, source: NamedSource) -> Dataset:
         if source.aux or source.dataset_config is not None or source.split_config is not None:
             raise ConfigError(f"{source.path}: aux, dataset_config and split_config are for media, not for tokens")
         store = open_tokens(source.path, reader=self.reader)

@@ -9,9 +9,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from headrace.datasets.metadataset.tree import Column, Entry, JoinEntry, LengthUnit, MixEntry, PathEntry, Piece, Splits
+from headrace.datasets.metadataset.tree import (
+    Entry,
+    JoinEntry,
+    JoinMember,
+    LengthUnit,
+    MixEntry,
+    PathEntry,
+    ScheduleEntry,
+    Splits,
+)
 from headrace.errors import ConfigError
-from headrace.plan import Subset
+from headrace.plan import SubsetRange
 from headrace.stores.energon import Nonmatch, Reference
 from headrace.stores.energon.config_file import described, near
 
@@ -175,7 +184,7 @@ def _path_entry(found: Mapping[str, Any], where: str, common: dict[str, Any]) ->
     )
 
 
-def _columns(value: Any, where: str) -> Iterator[Column]:
+def _columns(value: Any, where: str) -> Iterator[JoinMember]:
     if isinstance(value, dict):
         items = [(name, f"{where}.{name}", item) for name, item in value.items()]
     else:
@@ -188,7 +197,7 @@ def _columns(value: Any, where: str) -> Iterator[Column]:
         nonmatch: Nonmatch = found.get("nonmatch", "error")
         if nonmatch not in ("error", "skip", "none"):
             raise ConfigError(f"{place}: nonmatch is error, skip or none; found {nonmatch!r}")
-        yield Column(
+        yield JoinMember(
             where=place,
             name=None if name is None else _name(name, place),
             path=_text(found["path"], f"{place}: path"),
@@ -203,7 +212,7 @@ def _columns(value: Any, where: str) -> Iterator[Column]:
 def _mix_entry(found: Mapping[str, Any], where: str, kind: str, common: dict[str, Any]) -> MixEntry:
     items = _list(found[kind], f"{where}.{kind}")
     children = tuple(_node(item, f"{where}.{kind}[{at}]", child_of=kind) for at, item in enumerate(items))
-    schedule: tuple[Piece, ...] = ()
+    schedule: tuple[ScheduleEntry, ...] = ()
     if found.get("schedule") is not None:
         pieces = _list(found["schedule"], f"{where}.schedule")
         names = names_of(children)
@@ -225,7 +234,7 @@ def _mix_entry(found: Mapping[str, Any], where: str, kind: str, common: dict[str
     )
 
 
-def _piece(value: Any, where: str, names: tuple[str, ...]) -> Piece:
+def _piece(value: Any, where: str, names: tuple[str, ...]) -> ScheduleEntry:
     found = _map(value, where)
     _check_keys(found, ("until", "weights", "ramp"), where)
     given = found.get("weights")
@@ -243,7 +252,7 @@ def _piece(value: Any, where: str, names: tuple[str, ...]) -> Piece:
     if not isinstance(ramp, bool):
         raise ConfigError(f"{where}: ramp is true or false; found {ramp!r}")
     weights = tuple(_number(weight, f"{where}: weights[{at}]", least=0) for at, weight in enumerate(given))
-    return Piece(where=where, weights=weights, until=_optional(found, "until", where, _until), ramp=ramp)
+    return ScheduleEntry(where=where, weights=weights, until=_optional(found, "until", where, _until), ramp=ramp)
 
 
 def _until(value: Any, where: str) -> tuple[int, LengthUnit]:
@@ -270,11 +279,11 @@ def _reference(value: Any, where: str) -> Reference:
     return Reference(module=module, name=name, is_function=kinds[0] == "__function__")
 
 
-def _subset(value: Any, where: str) -> Subset:
+def _subset(value: Any, where: str) -> SubsetRange:
     found = _map(value, where)
     _check_keys(found, ("range",), where)
     try:
-        return Subset.of(found.get("range"))  # type: ignore[arg-type]
+        return SubsetRange.of(found.get("range"))  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(f"{where}: range: {error}") from error
 

@@ -15,20 +15,20 @@ import msgspec
 from headrace.datasets.media.file_stores import FILESYSTEM
 from headrace.datasets.metadataset.reading import names_of, read_splits
 from headrace.datasets.metadataset.tree import (
-    Column,
     Entry,
     JoinedSource,
     JoinEntry,
+    JoinMember,
     Mixed,
     MixEntry,
+    NamedSource,
     PathEntry,
-    Source,
     SourceColumn,
     Splits,
     Tree,
 )
 from headrace.errors import ConfigError, StoreError
-from headrace.plan import Subset
+from headrace.plan import SubsetRange
 from headrace.stores.energon import cache_folder
 from headrace.stores.energon.config_file import near, read_config
 
@@ -68,7 +68,7 @@ def aux_place(text: str, base: Path, where: str) -> str:
 SUFFIX = ".yaml"
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class MetadatasetPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a metadataset stands.
 
     Attributes:
@@ -90,7 +90,7 @@ class _Handed(msgspec.Struct, frozen=True, kw_only=True):
     split_part: str
     subflavors: dict[str, Any] | None = None
     shuffle_over_epochs: int | None = 1
-    subset: Subset | None = None
+    subset: SubsetRange | None = None
 
     def within(self, entry: Entry) -> _Handed:
         """What an entry hands down: outer subflavors hold over its own, ranges are taken of what it leaves."""
@@ -122,7 +122,7 @@ def read_file(path: Path) -> Splits:
         raise StoreError(f"{path}: there is no such file") from None
 
 
-def resolve(splits: Splits, split_part: str, origin: Origin) -> Tree:
+def resolve(splits: Splits, split_part: str, origin: MetadatasetPlace) -> Tree:
     """The tree of a split.
 
     Raises:
@@ -133,14 +133,14 @@ def resolve(splits: Splits, split_part: str, origin: Origin) -> Tree:
     return _resolve_split(splits, _Handed(split_part=split_part), origin)
 
 
-def _resolve_split(splits: Splits, handed: _Handed, origin: Origin) -> Tree:
+def _resolve_split(splits: Splits, handed: _Handed, origin: MetadatasetPlace) -> Tree:
     entry = splits.get(handed.split_part)
     if entry is None:
         raise ConfigError(f"{origin.where}: has no split {handed.split_part!r}{near(handed.split_part, splits)}")
     return _resolve(entry, handed, origin)
 
 
-def _resolve(entry: Entry, outer: _Handed, origin: Origin) -> Tree:
+def _resolve(entry: Entry, outer: _Handed, origin: MetadatasetPlace) -> Tree:
     handed = outer.within(entry)
     if isinstance(entry, PathEntry):
         tree = _resolve_path(entry, handed, origin)
@@ -162,12 +162,12 @@ def _resolve(entry: Entry, outer: _Handed, origin: Origin) -> Tree:
     return tree if entry.limit is None else msgspec.structs.replace(tree, limits=(*tree.limits, entry.limit))
 
 
-def _resolve_path(entry: PathEntry, handed: _Handed, origin: Origin) -> Tree:
+def _resolve_path(entry: PathEntry, handed: _Handed, origin: MetadatasetPlace) -> Tree:
     path = place(entry.path, origin.base, f"{entry.where}: path")
     if path.endswith(SUFFIX):
         return _resolve_nested(entry, Path(path), handed, origin)
     aux = {name: aux_place(text, origin.base, f"{entry.where}: aux.{name}") for name, text in (entry.aux or {}).items()}
-    return Source(
+    return NamedSource(
         where=entry.where,
         path=path,
         split_part=handed.split_part,
@@ -182,7 +182,7 @@ def _resolve_path(entry: PathEntry, handed: _Handed, origin: Origin) -> Tree:
     )
 
 
-def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: Origin) -> Tree:
+def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: MetadatasetPlace) -> Tree:
     for key in ("aux", "dataset_config", "split_config", "windows", "packs"):
         if getattr(entry, key) is not None:
             raise ConfigError(
@@ -199,7 +199,7 @@ def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: Origi
         raise ConfigError(f"{entry.where}: {entry.path} contains itself: {' -> '.join(map(str, (*chain, file)))}")
     if not path.exists():
         raise StoreError(f"{entry.where}: path: nothing is at {path}")
-    inner = Origin(where=str(path), base=path.parent, file=path, within=chain)
+    inner = MetadatasetPlace(where=str(path), base=path.parent, file=path, within=chain)
     try:
         return _resolve_split(read_file(path), handed, inner)
     except ConfigError as error:
@@ -208,8 +208,8 @@ def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: Origi
         raise
 
 
-def _resolve_join(entry: JoinEntry, handed: _Handed, origin: Origin) -> JoinedSource:
-    def column(one: Column) -> SourceColumn:
+def _resolve_join(entry: JoinEntry, handed: _Handed, origin: MetadatasetPlace) -> JoinedSource:
+    def column(one: JoinMember) -> SourceColumn:
         subflavors = handed.subflavors
         if one.subflavors is not None:
             subflavors = {**one.subflavors, **(handed.subflavors or {})}

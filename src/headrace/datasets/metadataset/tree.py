@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.plan import Subset
+from headrace.plan import SubsetRange
 from headrace.stores.energon import Nonmatch, Reference
 
 LengthUnit = Literal["steps", "samples"]
@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     split_part: str | None = None
     subflavors: dict[str, Any] | None = None
     shuffle_over_epochs_multiplier: int | None = 1
-    subset: Subset | None = None
+    subset: SubsetRange | None = None
     limit: int | None = None
 
 
@@ -63,7 +63,7 @@ class PathEntry(Entry, frozen=True, kw_only=True):
     packs: dict[str, Any] | None = None
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
+class JoinMember(msgspec.Struct, frozen=True, kw_only=True):
     """One of the datasets of a join."""
 
     where: str
@@ -79,11 +79,11 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 class JoinEntry(Entry, frozen=True, kw_only=True):
     """Several Energon datasets side by side, and what makes one sample of theirs."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[JoinMember, ...]
     joiner: Reference
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Weights up to some step or sample: one entry of a ``schedule``.
 
     Attributes:
@@ -111,7 +111,7 @@ class MixEntry(Entry, frozen=True, kw_only=True):
 
     kind: Literal["blend", "blend_epochized", "concat"]
     children: tuple[Entry, ...]
-    schedule: tuple[Piece, ...] = ()
+    schedule: tuple[ScheduleEntry, ...] = ()
     block_samples: int = 1
 
 
@@ -131,7 +131,7 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[int, ...] = ()
 
 
-class Source(_Place, frozen=True, kw_only=True):
+class NamedSource(_Place, frozen=True, kw_only=True):
     """A dataset on disk.
 
     Attributes:
@@ -151,7 +151,7 @@ class Source(_Place, frozen=True, kw_only=True):
     split_part: str
     subflavors: dict[str, Any] | None = None
     shuffle_over_epochs: int | None = 1
-    subset: Subset | None = None
+    subset: SubsetRange | None = None
     dataset_config: str | None = None
     split_config: str | None = None
     aux: dict[str, str] = {}
@@ -160,7 +160,7 @@ class Source(_Place, frozen=True, kw_only=True):
 
 
 class SourceColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset of Energon's in a join; attributes as of `Source`."""
+    """A dataset of Energon's in a join; attributes as of `NamedSource`."""
 
     where: str
     name: str | None
@@ -187,7 +187,7 @@ class JoinedSource(_Place, frozen=True, kw_only=True):
     joiner: Reference
     folder: Path | None
     shuffle_over_epochs: int | None = 1
-    subset: Subset | None = None
+    subset: SubsetRange | None = None
 
 
 class Mixed(_Place, frozen=True, kw_only=True):
@@ -206,14 +206,14 @@ class Mixed(_Place, frozen=True, kw_only=True):
     names: tuple[str, ...]
     children: tuple[Tree, ...]
     numbers: tuple[float, ...]
-    schedule: tuple[Piece, ...] = ()
+    schedule: tuple[ScheduleEntry, ...] = ()
     block_samples: int = 1
 
 
-Tree = Source | JoinedSource | Mixed
+Tree = NamedSource | JoinedSource | Mixed
 
 
-def sources(tree: Tree) -> Iterator[Source | JoinedSource]:
+def sources(tree: Tree) -> Iterator[NamedSource | JoinedSource]:
     """The datasets, depth first."""
     if isinstance(tree, Mixed):
         for child in tree.children:

@@ -22,7 +22,7 @@ from headrace.plan.split import taken_by
 
 if TYPE_CHECKING:
     from headrace.datasets.run import Run
-    from headrace.plan.buckets import Buckets
+    from headrace.plan.buckets import BucketedOrder
 
 SHOWN = 20
 """Of the times that a sample comes, those that are told where nobody says how many."""
@@ -349,7 +349,7 @@ def _path(source: str) -> str:
     return "" if source == "." else source
 
 
-def history_of(run: Run, buckets: Buckets | None) -> History:
+def history_of(run: Run, buckets: BucketedOrder | None) -> History:
     """The run as ``Run.history`` gives it; ``buckets`` know the lengths that bucketing goes by."""
     window_steps = None if run.bucketing is None else run.bucketing.window_steps
     arranged = None if buckets is None else buckets.arranged

@@ -27,14 +27,14 @@ from headrace.plan import (
     BatchSchedule,
     Branch,
     Bucketing,
-    Concat,
+    ConcatNode,
     Leaf,
-    Limit,
+    LimitNode,
     Node,
     Order,
     Plan,
-    Recipe,
-    Repeat,
+    RepeatNode,
+    RunRecipe,
     Schedule,
     Shards,
     draw_of,
@@ -72,14 +72,14 @@ class SavedBranch(SavedNode, frozen=True, kw_only=True, tag="blend"):
 
 
 class SavedConcat(SavedNode, frozen=True, kw_only=True, tag="concat"):
-    """See `headrace.plan.Concat`."""
+    """See `headrace.plan.ConcatNode`."""
 
     path: str
     children: tuple[AnyNode, ...]
 
 
 class SavedLimit(SavedNode, frozen=True, kw_only=True, tag="limit"):
-    """See `headrace.plan.Limit`."""
+    """See `headrace.plan.LimitNode`."""
 
     path: str
     child: AnyNode
@@ -87,7 +87,7 @@ class SavedLimit(SavedNode, frozen=True, kw_only=True, tag="limit"):
 
 
 class SavedRepeat(SavedNode, frozen=True, kw_only=True, tag="repeat"):
-    """See `headrace.plan.Repeat`."""
+    """See `headrace.plan.RepeatNode`."""
 
     path: str
     child: AnyNode
@@ -119,11 +119,11 @@ def saved_node(node: Node, numbers: Mapping[str, int]) -> AnyNode:
             num_samples=node.num_samples,
             block_samples=node.block_samples,
         )
-    if isinstance(node, Concat):
+    if isinstance(node, ConcatNode):
         return SavedConcat(path=path, children=children)
     if isinstance(node, Schedule):
         return SavedSchedule(path=path, begins=tuple(node.begins.tolist()), children=children)
-    kind = SavedLimit if isinstance(node, Limit) else SavedRepeat
+    kind = SavedLimit if isinstance(node, LimitNode) else SavedRepeat
     return kind(path=path, child=children[0], num_samples=node.num_samples)
 
 
@@ -134,14 +134,14 @@ def loaded_node(saved: AnyNode, leaves: Sequence[Leaf]) -> Node:
             raise StateError(f"the tree names source {saved.source}, and there are {len(leaves):,}")
         return leaves[saved.source]
     if isinstance(saved, SavedLimit):
-        return Limit(saved.path, loaded_node(saved.child, leaves), saved.num_samples)
+        return LimitNode(saved.path, loaded_node(saved.child, leaves), saved.num_samples)
     if isinstance(saved, SavedRepeat):
-        return Repeat(saved.path, loaded_node(saved.child, leaves), saved.num_samples)
+        return RepeatNode(saved.path, loaded_node(saved.child, leaves), saved.num_samples)
     children = tuple(loaded_node(child, leaves) for child in saved.children)
     if isinstance(saved, SavedBranch):
         return Branch(saved.path, children, saved.shares, saved.num_samples, saved.block_samples)
     if isinstance(saved, SavedConcat):
-        return Concat(saved.path, children)
+        return ConcatNode(saved.path, children)
     if len(saved.begins) != len(children):
         raise StateError(f"{saved.path!r} has {len(saved.begins):,} begins for {len(children):,} segments")
     return Schedule(saved.path, tuple(zip(saved.begins, children, strict=True)))
@@ -246,7 +246,7 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 draw = draw_of(plan, schedule, self.length, block_samples=block_samples, bucketing=bucketing)
         except (ConfigError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
-        recipe = Recipe(
+        recipe = RunRecipe(
             format=self.format,
             dataset={source.path: source.recipe for source in self.sources},
             blend=node_recipe(plan.root),

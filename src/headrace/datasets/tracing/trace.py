@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.plan import BatchSchedule, Draw, IntArray, Limit, Lookup, Node, Plan, leaves
+from headrace.plan import BatchSchedule, Draw, IntArray, LimitNode, Lookup, Node, Plan, leaves
 
 MAX_TRACED = 1 << 50
 """Positions up to which a run without an end is searched."""
@@ -134,7 +134,7 @@ class Trace:
     def find(self, source: int, index: int, *, begin: int, end: int, limit: int | None = None) -> Sightings:
         """Where a sample comes among the slots ``[begin, end)``: the first ``limit`` positions, and how many there are.
 
-        Costs some look-ups for each that is returned, and some for the count; below a `Limit`, which leaves samples
+        Costs some look-ups for each that is returned, and some for the count; below a `LimitNode`, which leaves samples
         out, some for every epoch, of which `MAX_EPOCHS` are looked into.
 
         Raises:
@@ -221,7 +221,7 @@ class Trace:
 
 def _limited(node: Node) -> Iterator[str]:
     """Paths of the sources of which a pass leaves samples out."""
-    if isinstance(node, Limit):
+    if isinstance(node, LimitNode):
         yield from (leaf.path for leaf in leaves(node))
     else:
         for child in getattr(node, "children", ()):

@@ -35,11 +35,11 @@ from headrace.datasets.encoded.framed_run import JournalFile, check_journal
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, HeadraceError, StateError
 from headrace.loader.faults import Given, merged
-from headrace.loader.framed.parts import LaneReader, Message, Part, batch_of, coming_steps, lanes_of, parts
+from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
 from headrace.loader.ranks import Ranks, agree, all_gathered_texts, is_alone, largest
 from headrace.loader.reading import Reading, in_threads, pinned, pins
 from headrace.loader.spans import Batch
-from headrace.loader.workers.pool import Workers
+from headrace.loader.workers.pool import WorkerPool
 from headrace.plan import Cursor, Share
 from headrace.plan.framed import (
     Lanes,
@@ -116,7 +116,7 @@ def _at(marks: list[LaneState], unit: int) -> int:
 _SHOWN = 3
 
 
-def describe_part(part: Part) -> str:
+def describe_part(part: BatchPart) -> str:
     """``units 12 to 15 of step 3``."""
     if not len(part.numbers):
         return f"no units of step {part.step:,}"
@@ -125,7 +125,7 @@ def describe_part(part: Part) -> str:
     return f"units {part.numbers[0]:,} to {part.numbers[-1]:,} of step {part.step:,}"
 
 
-def describe_part_sample(run: FramedRun, part: Part, address: int) -> str:
+def describe_part_sample(run: FramedRun, part: BatchPart, address: int) -> str:
     """``sample 'K' of SHARD, for units 12 to 15 of step 3``, by its address; of a mix one for each dataset."""
     found = []
     sources = run.new_sources()
@@ -143,7 +143,7 @@ def describe_part_sample(run: FramedRun, part: Part, address: int) -> str:
     return f"{' or '.join(names[:_SHOWN])}{more}, for {describe_part(part)}"
 
 
-class Made(NamedTuple):
+class MadeBatch(NamedTuple):
     """A micro-batch of a step, of how many units, the position after it, and what failed in it, if anything."""
 
     batch: Batch
@@ -154,8 +154,8 @@ class Made(NamedTuple):
 
 
 def up_to_the_end(
-    made: Iterator[Made], last_step: int, known_step: Callable[[], int], agreed: Callable[[int], int]
-) -> Iterator[Made]:
+    made: Iterator[MadeBatch], last_step: int, known_step: Callable[[], int], agreed: Callable[[int], int]
+) -> Iterator[MadeBatch]:
     """The micro-batches of the steps that there are.
 
     Args:
@@ -164,7 +164,7 @@ def up_to_the_end(
         known_step: the same of this rank, by now.
         agreed: the highest that any rank knows.
     """
-    held: deque[Made] = deque()
+    held: deque[MadeBatch] = deque()
     while held or _read_on(made, held):
         step = held[0].step
         if step > last_step:
@@ -177,7 +177,7 @@ def up_to_the_end(
         yield held.popleft()
 
 
-def _read_on(made: Iterator[Made], held: deque[Made]) -> bool:
+def _read_on(made: Iterator[MadeBatch], held: deque[MadeBatch]) -> bool:
     one = next(made, None)
     if one is not None:
         held.append(one)
@@ -228,10 +228,10 @@ class FramedFeed:
         if self._serving.times_encoded > 1:
             _log.warning("%s", self.describe())
 
-    def _make_workers(self) -> Workers[Part]:
+    def _make_workers(self) -> WorkerPool[BatchPart]:
         # Not by itself: a ring would keep the processes until the garbage collector comes by.
         me: FramedFeed = proxy(self)
-        return Workers(
+        return WorkerPool(
             lambda: me._lane_reader(),
             self._reading,
             pin=self._pin,
@@ -343,7 +343,7 @@ class FramedFeed:
             )
         return states
 
-    def _made(self, stream: _Stream, states: Sequence[LaneState]) -> Iterator[Made]:
+    def _made(self, stream: _Stream, states: Sequence[LaneState]) -> Iterator[MadeBatch]:
         """Every micro-batch, put together of its parts. The marks of each are in the book before it is handed over."""
         num_readers = self._reading.num_workers or self._reading.num_threads or 1
         tasks = parts(
@@ -356,7 +356,7 @@ class FramedFeed:
             num_readers=num_readers,
         )
         collator = self._run.reader(())
-        found: list[tuple[Part, Message]] = []
+        found: list[tuple[BatchPart, PartMessage]] = []
         for part, message in self._filled(tasks):
             stream.book.add(message.marks)
             if self._file is not None:
@@ -365,10 +365,10 @@ class FramedFeed:
             if part.after is not None:
                 num_units = sum(message.num_units for _, message in found)
                 faults = merged(message.faults for _, message in found)
-                yield Made(self._whole(found, collator), num_units, part.step, part.after, faults)
+                yield MadeBatch(self._whole(found, collator), num_units, part.step, part.after, faults)
                 found = []
 
-    def _filled(self, tasks: Iterator[Part]) -> Iterator[tuple[Part, Message]]:
+    def _filled(self, tasks: Iterator[BatchPart]) -> Iterator[tuple[BatchPart, PartMessage]]:
         """Each part with its message, in order."""
         if self._workers is not None:
             return self._workers.filled(tasks)
@@ -378,7 +378,7 @@ class FramedFeed:
         reader = self._lane_reader()
         return ((part, reader(part)) for part in tasks)
 
-    def _whole(self, found: Sequence[tuple[Part, Message]], collator: UnitReader) -> Batch:
+    def _whole(self, found: Sequence[tuple[BatchPart, PartMessage]], collator: UnitReader) -> Batch:
         """The batch of a micro-batch, as it came or put together."""
         part, message = found[-1]
         if isinstance(message.content, dict):

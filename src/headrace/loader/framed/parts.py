@@ -34,7 +34,7 @@ _PLAN_UNITS = 1024
 """Units planned at a time."""
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """Units of one micro-batch that one reader makes.
 
     Attributes:
@@ -105,7 +105,7 @@ def parts(
     position: int,
     end: int | None,
     num_readers: int,
-) -> Iterator[Part]:
+) -> Iterator[BatchPart]:
     """All parts of a rank from ``position`` on, part n for reader ``n % num_readers``."""
     steps = coming_steps(schedule, share, position)
     readers = readers_of(steps, lanes, num_readers)
@@ -130,7 +130,7 @@ def parts(
                 left.discard(reader)
                 is_told = step > first_step and num_told < num_readers
                 num_told += is_told
-                yield Part(
+                yield BatchPart(
                     numbers=numbers[taken_by == reader],
                     is_whole=is_mine and not is_cut,
                     step=step,
@@ -141,7 +141,7 @@ def parts(
                 turn += 1
 
 
-class Message(NamedTuple):
+class PartMessage(NamedTuple):
     """What a reader made of a part.
 
     Attributes:
@@ -166,7 +166,7 @@ class LaneReader:
         self._pin = pin
         self._reader: UnitReader | None = None
 
-    def __call__(self, part: Part) -> Message:
+    def __call__(self, part: BatchPart) -> PartMessage:
         """The units of a part, and the batch where the part is the whole of it."""
         if part.states is not None:
             self._states, self._reader = part.states, None
@@ -187,7 +187,7 @@ class LaneReader:
             # Whoever is asked for a unit is not asked for one before it again.
             reader.forget(int(part.numbers[0]))
         faults, reader.faults = reader.faults, FaultLog()
-        return Message(content, num_units, marks, faults if faults.total else None)
+        return PartMessage(content, num_units, marks, faults if faults.total else None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(LaneReader, pin=self._pin), (self._run, self._states)

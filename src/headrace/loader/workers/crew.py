@@ -30,10 +30,10 @@ import torch
 import torch.distributed as dist
 
 from headrace.errors import ConfigError, WorkerError
-from headrace.loader.workers.torch_loader import Order, data_loader, names_of, pipe_of, shut_down, started_by
+from headrace.loader.workers.torch_loader import TaskSampler, data_loader, names_of, pipe_of, shut_down, started_by
 from headrace.loader.workers.user_globals import Globals
 from headrace.loader.workers.watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill, within
-from headrace.loader.workers.worker import Row, Sent, Side, State, Table, Torn, TraceFile
+from headrace.loader.workers.worker import Sent, Side, State, Table, Torn, TraceFile, WorkerStatus
 
 if TYPE_CHECKING:
     from headrace.loader.reading import Reading
@@ -87,7 +87,7 @@ class Reporter:
             return f"{how} when it had done its work"
         return f"{how} in read of {self._task(row)}"
 
-    def _task(self, row: Row) -> str:
+    def _task(self, row: WorkerStatus) -> str:
         task = next((one.task for one in list(self._sent_now()) if one.number == row.task), None)
         if task is None:
             return "samples that nobody waits for"
@@ -198,7 +198,7 @@ class Crew:
         self._reading = reading
         self._table = Table(context, reading.num_workers)
         self._trace = TraceFile()
-        self._order = order = Order(self._table)
+        self._order = order = TaskSampler(self._table)
         self.processes: list[BaseProcess] = []
         self._report = Reporter(self._table, self.processes, lambda: order.sent, describe, describe_sample)
         # The kernel's signal comes when the thread that started a process ends: only the main one surely stays.

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.multiprocessing.reductions import reduce_tensor
 
 from headrace.datasets import Run
-from headrace.loader.spans import Batch, Span, read
+from headrace.loader.spans import Batch, BatchSpan, read
 
 LARGE_BYTES: Final = 64 << 10
 """Tensors from this on go through shared memory: to copy fewer bytes there and back takes less."""
@@ -31,11 +31,11 @@ LARGE_BYTES: Final = 64 << 10
 _MADV_POPULATE_WRITE: Final = 23
 
 
-def read_message(run: Run, span: Span) -> Message:
+def read_message(run: Run, span: BatchSpan) -> BatchMessage:
     """The batch of a span, ready to be pickled for another process. The worker's side."""
     _settle()
     shared = _Shared()
-    return Message(read(run, span, shared.allocate if run.is_ragged else None), shared)
+    return BatchMessage(read(run, span, shared.allocate if run.is_ragged else None), shared)
 
 
 @cache
@@ -93,7 +93,7 @@ class _Large(NamedTuple):
     number: int
 
 
-class Message:
+class BatchMessage:
     """A batch that becomes itself again when it is unpickled."""
 
     def __init__(self, batch: Batch, shared: _Shared | None = None) -> None:

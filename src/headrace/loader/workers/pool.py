@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.errors import StateError, WorkerError
 from headrace.loader.workers.crew import END, Crew, DescribeSample, Lost, Stale
-from headrace.loader.workers.worker import Failed, Sent
+from headrace.loader.workers.worker import RaisedError, Sent
 
 if TYPE_CHECKING:
     from headrace.loader.reading import Reading
@@ -31,7 +31,7 @@ _log = logging.getLogger("headrace")
 T = TypeVar("T")
 
 
-class Workers(Generic[T]):
+class WorkerPool(Generic[T]):
     """The worker processes of one loader. They start with the first task, and stay if they are persistent.
 
     One stream of tasks is read at a time: a new one ends the one before.
@@ -96,7 +96,7 @@ class Workers(Generic[T]):
                 sent.popleft()
                 task = due.handed_over()
                 losses = 0
-                if isinstance(message, Failed):
+                if isinstance(message, RaisedError):
                     raise message.again()
                 yield task, message
         finally:
@@ -202,7 +202,7 @@ class _Due(Generic[T]):
         return self.first.popleft()
 
 
-_living: weakref.WeakSet[Workers[Any]] = weakref.WeakSet()
+_living: weakref.WeakSet[WorkerPool[Any]] = weakref.WeakSet()
 
 
 @atexit.register

@@ -34,7 +34,7 @@ _log = logging.getLogger("headrace")
 _starts: Final = count()
 
 
-class Order(Sampler[tuple[int, int, Any]]):
+class TaskSampler(Sampler[tuple[int, int, Any]]):
     """Hands the tasks of the newest stream to the DataLoader, which returns their messages in the same order."""
 
     def __init__(self, table: Table) -> None:
@@ -68,7 +68,14 @@ class Order(Sampler[tuple[int, int, Any]]):
 
 
 def data_loader(
-    side: Side, order: Order, *, num_workers: int, prefetch: int, pin: bool, timeout_s: float, context: BaseContext
+    side: Side,
+    order: TaskSampler,
+    *,
+    num_workers: int,
+    prefetch: int,
+    pin: bool,
+    timeout_s: float,
+    context: BaseContext,
 ) -> DataLoader[Any]:
     """Torch's, which starts workers when it is iterated.
 

@@ -59,7 +59,7 @@ _CHANGES: Final = {
 """Methods by which code changes a dict, list or set that it keeps."""
 
 
-class Place(NamedTuple):
+class GlobalName(NamedTuple):
     """A global: its module, and the names that lead to it there, such as those of a class and its attribute."""
 
     module: str
@@ -217,7 +217,7 @@ def _is_installed(module: str) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(PurePath(file).parts)
 
 
-def _values_at(place: Place) -> Iterator[Any]:
+def _values_at(place: GlobalName) -> Iterator[Any]:
     """The value of a global, or nothing where there is none. A module that is not there yet is imported."""
     module = sys.modules.get(place.module)
     if module is None:
@@ -239,8 +239,8 @@ class _Walk:
     """Follows code from function to function, those that are nearest first."""
 
     def __init__(self) -> None:
-        self._globals: dict[Place, Any] = {}
-        self._written: set[Place] = set()
+        self._globals: dict[GlobalName, Any] = {}
+        self._written: set[GlobalName] = set()
         self._functions: dict[types.CodeType, types.FunctionType] = {}
         self._classes: dict[type, bool] = {}
         self._queue: deque[tuple[Any, int]] = deque()
@@ -250,7 +250,7 @@ class _Walk:
         self.asks_torch = False
         self.asks_ranks = False
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[GlobalName]:
         """The globals that hold something to compare, and that the code does not assign itself."""
         return [
             place
@@ -312,18 +312,18 @@ class _Walk:
         begin = []
         for step in dis.get_instructions(code):
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in names:
-                begin.append((Place(module, (step.argval,)), names[step.argval]))
+                begin.append((GlobalName(module, (step.argval,)), names[step.argval]))
             elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                self._written.add(Place(module, (step.argval,)))
+                self._written.add(GlobalName(module, (step.argval,)))
             elif step.opname == "IMPORT_NAME":
                 found = _imported(step.argval, names)
-                begin += [] if found is None else [(Place(found.__name__, ()), found)]
+                begin += [] if found is None else [(GlobalName(found.__name__, ()), found)]
         for place, value in begin:
             self._name(place, value, mentioned, calls)
         if mentioned & {"environ", "getenv"}:
             self.variables |= {one for one in code.co_consts if isinstance(one, str) and one.isidentifier()}
 
-    def _name(self, place: Place, value: Any, mentioned: set[str], calls: int) -> None:
+    def _name(self, place: GlobalName, value: Any, mentioned: set[str], calls: int) -> None:
         if isinstance(value, types.ModuleType):
             self._name_module(value, mentioned, calls)
             return
@@ -356,7 +356,7 @@ class _Walk:
                 if value is not module and value.__name__.startswith(f"{module.__name__}."):
                     self._name_module(value, mentioned, calls)
             else:
-                self._name(Place(module.__name__, (name,)), value, mentioned, calls)
+                self._name(GlobalName(module.__name__, (name,)), value, mentioned, calls)
 
     def _named_methods(self) -> Iterator[Any]:
         """Methods of the classes come to that the code names, and of those whose objects it makes how that is done."""
@@ -371,7 +371,7 @@ class _Walk:
                     if wanted and is_new and len(self._functions) < _MAX_FUNCTIONS:
                         yield function
                 elif name in self.attributes and not callable(value):
-                    self._globals[Place(kind.__module__, (*kind.__qualname__.split("."), name))] = value
+                    self._globals[GlobalName(kind.__module__, (*kind.__qualname__.split("."), name))] = value
 
     def _find_own(self) -> None:
         """What the code itself changes in the collections and objects that it names: caches, and things made late."""
@@ -397,7 +397,7 @@ class _Walk:
             if kind is not None and function.__name__ not in ("__init__", "__new__", "__post_init__"):
                 self.own |= {(_full_name(kind), name) for first, name in own if first in ("self", "cls")}
                 self._written |= {
-                    Place(kind.__module__, (*kind.__qualname__.split("."), name))
+                    GlobalName(kind.__module__, (*kind.__qualname__.split("."), name))
                     for first, name in own
                     if first in ("self", "cls")
                 }
@@ -407,9 +407,9 @@ class _Walk:
             for first, name in own:
                 owner = names.get(first)
                 if isinstance(owner, type):
-                    self._written.add(Place(owner.__module__, (*owner.__qualname__.split("."), name)))
+                    self._written.add(GlobalName(owner.__module__, (*owner.__qualname__.split("."), name)))
                 elif isinstance(owner, types.ModuleType):
-                    self._written.add(Place(owner.__name__, (name,)))
+                    self._written.add(GlobalName(owner.__name__, (name,)))
                 elif owner is not None:
                     self.own.add((_full_name(type(owner)), name))
 

@@ -50,7 +50,7 @@ class State(IntEnum):
     READING = 2
 
 
-class Row(NamedTuple):
+class WorkerStatus(NamedTuple):
     """One worker: ``sample`` is the address of the sample being made, None where they are read together."""
 
     state: State
@@ -89,11 +89,11 @@ class Table:
         cells[begin + _SINCE] = monotonic_ns()
         cells[begin + _SAMPLE] = address
 
-    def row(self, worker: int) -> Row:
+    def row(self, worker: int) -> WorkerStatus:
         """What a worker wrote last. As it may be writing, the parts may be of two moments."""
         state, since, task, sample = self._cells[worker * _WIDTH : (worker + 1) * _WIDTH]
         since_s = (monotonic_ns() - since) / 1e9 if since else 0.0
-        return Row(State(state), since_s, task, None if sample == NO_SAMPLE else sample)
+        return WorkerStatus(State(state), since_s, task, None if sample == NO_SAMPLE else sample)
 
 
 class TraceFile:
@@ -146,7 +146,7 @@ class Sent(NamedTuple):
     task: Any
 
 
-class Failed(NamedTuple):
+class RaisedError(NamedTuple):
     """What a worker raised, pickled, None where it does not pickle; and in words, as it was and with its way there."""
 
     pickled: bytes | None
@@ -222,7 +222,7 @@ class Side(Dataset[Any]):
         self._parent = parent
         self._ends_with = ends_with
         self._worker = 0
-        self._failed: Failed | None = None
+        self._failed: RaisedError | None = None
 
     def start(self, worker: int) -> None:
         """Called once in the worker."""
@@ -309,7 +309,7 @@ def _leave_server() -> None:
         os.close(held)
 
 
-def _failed(error: Exception, worker: int) -> Failed:
+def _failed(error: Exception, worker: int) -> RaisedError:
     way = f"in worker {worker}:\n{''.join(traceback.format_exception(error))}"
     text = f"{type(error).__name__}: {error}"
     try:
@@ -317,5 +317,5 @@ def _failed(error: Exception, worker: int) -> Failed:
         # Some errors pickle, and cannot be made again.
         pickle.loads(pickled)
     except Exception:
-        return Failed(None, text, way)
-    return Failed(pickled, text, way)
+        return RaisedError(None, text, way)
+    return RaisedError(pickled, text, way)

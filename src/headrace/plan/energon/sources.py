@@ -22,7 +22,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.plan.energon.worker_rng import WorkerRng, running_sums
 from headrace.plan.keys import IntArray
-from headrace.plan.subset import Subset
+from headrace.plan.subset import SubsetRange
 
 
 class EnergonSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +34,7 @@ class EnergonSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     shard_counts: tuple[int, ...]
-    subset: Subset | None = None
+    subset: SubsetRange | None = None
     weight: float = 1.0
     repetitions: int | float | None = None
     shuffle_over_epochs: int = 1

@@ -14,7 +14,7 @@ May import: plan, errors.
 
 from headrace.plan.framed.form import Count, Counted, Find, Form, Formed, Frame, Items, plan_frame
 from headrace.plan.framed.forms import BestFit, GroupBatches, Select, Selected, ShuffleBuffer, Singles
-from headrace.plan.framed.lane import Figures, Framing, Lane, Unit, Walk
+from headrace.plan.framed.lane import FrameTotals, Framing, Lane, Unit, Walk
 from headrace.plan.framed.lanes import FRAMED_FORMAT, OLDEST, Lanes, Serving, lanes_key, served_lanes, serving
 from headrace.plan.framed.state import (
     Journal,
@@ -36,11 +36,11 @@ __all__ = [
     "BestFit",
     "Count",
     "Counted",
-    "Figures",
     "Find",
     "Form",
     "Formed",
     "Frame",
+    "FrameTotals",
     "Framing",
     "GroupBatches",
     "Items",

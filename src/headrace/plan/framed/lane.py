@@ -46,7 +46,7 @@ class Unit(NamedTuple):
 
 
 @dataclass
-class Figures:
+class FrameTotals:
     """What frames have given, for a report; sums but for ``most_carried``."""
 
     num_frames: int = 0
@@ -92,7 +92,7 @@ class Lane:
     framing: Framing
     find: Find
     state_at_first: LaneState
-    figures: Figures = field(default_factory=Figures)
+    figures: FrameTotals = field(default_factory=FrameTotals)
 
     def __post_init__(self) -> None:
         self.marks = [self.state_at_first.at(self.state_at_first.first_unit)]
@@ -200,7 +200,7 @@ class Walk:
         self._find = find
         self._states = {state.lane: state for state in states}
         self.lanes: dict[int, Lane] = {}
-        self.figures = Figures()
+        self.figures = FrameTotals()
 
     def units(self, numbers: IntArray) -> list[Unit | None]:
         """The units of these numbers in the run; None where a lane of a run with an end has no more.

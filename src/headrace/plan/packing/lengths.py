@@ -60,7 +60,7 @@ class ArrayLengths:
 
 
 @dataclass
-class Survey:
+class LengthSurvey:
     """Sums over all documents of a source; ``of`` makes one.
 
     A document has *full pieces* (of ``max_seq_len`` tokens, where over-long ones are split) and at most one piece
@@ -86,7 +86,7 @@ class Survey:
     """xxh3_128 over the lengths as little-endian int64."""
 
     @classmethod
-    def of(cls, lengths: Lengths, packing: Packing) -> Survey:
+    def of(cls, lengths: Lengths, packing: Packing) -> LengthSurvey:
         """One pass. Raises ConfigError for documents too many, or over-long ones where the policy is an error."""
         self = cls(counts=np.zeros(packing.capacity + 1, dtype=np.int64))
         hasher = xxhash.xxh3_128()

@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.keys import IntArray
 from headrace.plan.packing.best_fit import Placement, place
 from headrace.plan.packing.first_fit import first_fit, next_fit
-from headrace.plan.packing.lengths import ArrayLengths, Lengths, Survey, pieces_in_order, units
+from headrace.plan.packing.lengths import ArrayLengths, Lengths, LengthSurvey, pieces_in_order, units
 from headrace.plan.packing.options import Packing
 from headrace.plan.packing.pack_plan import PackingLedger, PackPlan, PackPlanMeta
 
@@ -73,7 +73,9 @@ def filling(placement: Placement, capacity: int) -> tuple[int, int]:
     return filled, whole * capacity - 2 * capacity * placement.room_left + placement.room_left_squares
 
 
-def by_length(lengths: Lengths, survey: Survey, packing: Packing) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def by_length(
+    lengths: Lengths, survey: LengthSurvey, packing: Packing
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Documents by the units of their own piece, longest first, equal ones in order; and where each size begins.
 
     A counting sort: (documents with a piece,) uint32 and (distinct sizes + 1,) uint32, prefix sums.
@@ -119,7 +121,7 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
     if isinstance(lengths, np.ndarray) and (lengths.ndim != 1 or lengths.dtype.kind not in "iu"):
         raise ConfigError(f"lengths are {lengths.dtype} of shape {lengths.shape}; expected (num_documents,) integers")
     source: Lengths = ArrayLengths(lengths) if isinstance(lengths, np.ndarray) else lengths
-    survey = Survey.of(source, packing)
+    survey = LengthSurvey.of(source, packing)
     if packing.strategy == "wrapped":
         return _wrapped(source, survey, packing)
     arrays: Arrays = {}
@@ -146,7 +148,7 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
     return _plan(source, survey, packing, arrays, num_full, num_packs, deviation * packing.segment_multiple)
 
 
-def _best_fit(source: Lengths, survey: Survey, packing: Packing, arrays: Arrays) -> tuple[int, int]:
+def _best_fit(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays) -> tuple[int, int]:
     """Best-fit over all documents; adds the arrays, returns the filled units of all packs and their squares."""
     placement = place(survey.counts)
     arrays["bounds"] = bounds = placement.bounds()
@@ -163,7 +165,7 @@ def _best_fit(source: Lengths, survey: Survey, packing: Packing, arrays: Arrays)
     return filling(placement, packing.capacity)
 
 
-def _by_window(source: Lengths, survey: Survey, packing: Packing, arrays: Arrays) -> tuple[int, float]:
+def _by_window(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays) -> tuple[int, float]:
     """Each window of documents for itself, or all of them as one; as ``_best_fit``."""
     num_pieces = int(survey.counts[1:].sum()) + survey.num_full
     pieces = np.empty(num_pieces, dtype=np.uint32)
@@ -183,7 +185,7 @@ def _by_window(source: Lengths, survey: Survey, packing: Packing, arrays: Arrays
     return filled, squares
 
 
-def _windows(source: Lengths, survey: Survey, packing: Packing) -> Iterator[tuple[Sizes, Sizes]]:
+def _windows(source: Lengths, survey: LengthSurvey, packing: Packing) -> Iterator[tuple[Sizes, Sizes]]:
     """The numbers and sizes of the pieces of each window of documents."""
     if packing.window_documents is not None:
         yield from pieces_in_order(_Rechunked(source, packing.window_documents), packing)
@@ -228,7 +230,7 @@ class _Rechunked:
             yield np.concatenate(held)
 
 
-def _wrapped(source: Lengths, survey: Survey, packing: Packing) -> PackPlan:
+def _wrapped(source: Lengths, survey: LengthSurvey, packing: Packing) -> PackPlan:
     """All documents one after another: where each ends is all there is to know."""
     size = packing.max_seq_len
     ends = np.empty(len(source), dtype=np.int64)
@@ -258,7 +260,13 @@ def _deviation(num_packs: int, total: int, squares: float) -> float:
 
 
 def _plan(
-    source: Lengths, survey: Survey, packing: Packing, arrays: Arrays, num_full: int, num_packs: int, deviation: float
+    source: Lengths,
+    survey: LengthSurvey,
+    packing: Packing,
+    arrays: Arrays,
+    num_full: int,
+    num_packs: int,
+    deviation: float,
 ) -> PackPlan:
     ledger = _ledger(survey, packing, num_packs)
     ledger.verify()
@@ -274,7 +282,7 @@ def _plan(
     return PackPlan(meta, arrays, source)
 
 
-def _ledger(survey: Survey, packing: Packing, num_packs: int) -> PackingLedger:
+def _ledger(survey: LengthSurvey, packing: Packing, num_packs: int) -> PackingLedger:
     over = survey.over_long
     splits = packing.splits or packing.cuts
     drops, truncates = packing.over_long == "drop", packing.over_long.startswith("truncate")

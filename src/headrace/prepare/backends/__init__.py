@@ -11,7 +11,7 @@
 Optional libraries are imported where they are used, never at the top of a module.
 """
 
-from headrace.prepare.backends.backend import Backend, Encoded, RefusedTextError, SpecialPolicy
+from headrace.prepare.backends.backend import Backend, EncodedTexts, RefusedTextError, SpecialPolicy
 from headrace.prepare.backends.comparison import Difference, OnCompared, compare
 from headrace.prepare.backends.layout import UnsuitableError
 from headrace.prepare.backends.proof import BACKENDS, TRUTH, Choice, choose_backend, load_backend
@@ -24,7 +24,7 @@ __all__ = [
     "Backend",
     "Choice",
     "Difference",
-    "Encoded",
+    "EncodedTexts",
     "MismatchError",
     "OnCompared",
     "ProvedEncoder",

@@ -17,7 +17,7 @@ SpecialPolicy = Literal["encode", "literal", "error"]
 """What the text of a special token inside a document becomes: the token; ordinary text; a bad record."""
 
 
-class Encoded(NamedTuple):
+class EncodedTexts(NamedTuple):
     """Texts as ids."""
 
     ids: NDArray[np.uint32]
@@ -48,7 +48,7 @@ class Backend(Protocol):
     def version(self) -> str:
         """Of the library."""
 
-    def encode(self, texts: list[str]) -> Encoded:
+    def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.
 
         Raises:

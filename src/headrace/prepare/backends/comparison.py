@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.prepare.backends.backend import Backend, Encoded, RefusedTextError
+from headrace.prepare.backends.backend import Backend, EncodedTexts, RefusedTextError
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def _compare_batch(fast: Backend, truth: Backend, texts: list[str]) -> Differenc
 def compare_one(fast: Backend, truth: Backend, text: str) -> Difference | None:
     """The same for one text, as number 0."""
     refusal = failure = ""
-    expected = actual = Encoded(np.empty(0, np.uint32), np.zeros(1, np.int64))
+    expected = actual = EncodedTexts(np.empty(0, np.uint32), np.zeros(1, np.int64))
     try:
         expected = truth.encode([text])
     except RefusedTextError as error:
@@ -134,7 +134,7 @@ class BackendFailedError(Exception):
     """A fast library raised, panicked, or returned what cannot be the ids of these texts."""
 
 
-def encode_safely(fast: Backend, texts: list[str]) -> Encoded:
+def encode_safely(fast: Backend, texts: list[str]) -> EncodedTexts:
     """Encode with a library that is not trusted.
 
     Raises:
@@ -156,7 +156,7 @@ def encode_safely(fast: Backend, texts: list[str]) -> Encoded:
     return encoded
 
 
-def difference(actual: Encoded, expected: Encoded, texts: list[str]) -> Difference | None:
+def difference(actual: EncodedTexts, expected: EncodedTexts, texts: list[str]) -> Difference | None:
     """Where two encodings of the same texts part; None where they are the same."""
     if np.array_equal(actual.lengths, expected.lengths) and np.array_equal(actual.ids, expected.ids):
         return None

@@ -31,7 +31,7 @@ class Added(NamedTuple):
         return self.single_word or self.lstrip or self.rstrip
 
 
-class Layout(NamedTuple):
+class TokenizerParts(NamedTuple):
     """The parts of a tokeniser, sequences unrolled."""
 
     json: Json
@@ -50,7 +50,7 @@ class Layout(NamedTuple):
         return msgspec.json.encode(json)
 
 
-def read_layout(content: bytes) -> Layout:
+def read_layout(content: bytes) -> TokenizerParts:
     """Take a `tokenizer.json` apart.
 
     Raises:
@@ -74,7 +74,7 @@ def read_layout(content: bytes) -> Layout:
         # Files of before 2020 do not name their model, and were byte-pair encoding where they hold merges.
         if "type" not in model and "merges" in model:
             model["type"] = "BPE"
-        return Layout(
+        return TokenizerParts(
             json=json,
             model=model,
             normalizers=list(_unrolled(json.get("normalizer"), "normalizers")),
@@ -102,7 +102,7 @@ def byte_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
-def require_bpe(layout: Layout) -> None:
+def require_bpe(layout: TokenizerParts) -> None:
     """Refuse what no fast library has.
 
     Raises:
@@ -118,7 +118,7 @@ def require_bpe(layout: Layout) -> None:
             raise UnsuitableError(f"its model has {option} {model[option]!r}")
 
 
-def require_byte_level(layout: Layout) -> None:
+def require_byte_level(layout: TokenizerParts) -> None:
     """Refuse all but byte-level BPE as of GPT-2, Llama 3, Qwen or DeepSeek.
 
     Raises:
@@ -147,7 +147,7 @@ def require_byte_level(layout: Layout) -> None:
         )
 
 
-def regexes(layout: Layout) -> list[str]:
+def regexes(layout: TokenizerParts) -> list[str]:
     """The patterns that split a byte-level text, one after another."""
     return [step["pattern"]["Regex"] for step in layout.pre_tokenizers[:-1]] or [GPT2_PATTERN]
 
@@ -155,7 +155,7 @@ def regexes(layout: Layout) -> list[str]:
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def is_plain(layout: Layout, *, literal: bool) -> bool:
+def is_plain(layout: TokenizerParts, *, literal: bool) -> bool:
     """Whether added tokens are found in one search for the longest at each place, as the fast libraries do.
 
     Not so where one asks for a look beside it, where some are looked for in the text as it came and others in the

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from headrace.prepare.backends.backend import CacheGuard, Encoded, SpecialPolicy, installed_version, return_memory
+from headrace.prepare.backends.backend import CacheGuard, EncodedTexts, SpecialPolicy, installed_version, return_memory
 from headrace.prepare.backends.layout import (
-    Layout,
+    TokenizerParts,
     UnsuitableError,
     byte_characters,
     read_layout,
@@ -59,17 +59,17 @@ class GigatokenBackend:
         """Of the library."""
         return installed_version(self.name)
 
-    def encode(self, texts: list[str]) -> Encoded:
+    def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself."""
         if not texts:
-            return Encoded(np.empty(0, np.uint32), np.empty(0, np.int64))
+            return EncodedTexts(np.empty(0, np.uint32), np.empty(0, np.int64))
         if self._tokenizer is None:
             self._tokenizer = self._load()
         layout = self._tokenizer.encode_batch(texts, parallel=False).layout
         offsets = np.asarray(layout.offsets.data, np.int64)
         # The library may hand out rows of a larger buffer.
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
-        encoded = Encoded(np.array(ids, np.uint32), np.diff(offsets))
+        encoded = EncodedTexts(np.array(ids, np.uint32), np.diff(offsets))
         if self._guard.is_full(sum(map(len, texts))):
             del layout, ids
             self._tokenizer = None
@@ -85,7 +85,7 @@ class GigatokenBackend:
         return tokenizer
 
 
-def _require(layout: Layout) -> None:
+def _require(layout: TokenizerParts) -> None:
     if not layout.model.get("byte_fallback"):
         require_byte_level(layout)
         return
@@ -129,7 +129,7 @@ class FastokensBackend:
         """Of the library."""
         return installed_version(self.name)
 
-    def encode(self, texts: list[str]) -> Encoded:
+    def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself."""
         if self._tokenizer is None:
             self._tokenizer = self._load()
@@ -137,7 +137,7 @@ class FastokensBackend:
             texts, add_special_tokens=False, split_special_tokens=self._literal
         )
         ends = np.frombuffer(offsets, "<i8")
-        encoded = Encoded(np.frombuffer(ids, "<u4"), ends[1:] - ends[:-1])
+        encoded = EncodedTexts(np.frombuffer(ids, "<u4"), ends[1:] - ends[:-1])
         if self._guard.is_full(sum(map(len, texts))):
             self._tokenizer = None
             self._guard.reset()
@@ -188,14 +188,14 @@ class TiktokenBackend:
         """Of the library."""
         return installed_version(self.name)
 
-    def encode(self, texts: list[str]) -> Encoded:
+    def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself."""
         rows = [self._encode(text, disallowed_special=()) for text in texts]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return Encoded(self._ids[np.concatenate(rows)] if rows else np.empty(0, np.uint32), lengths)
+        return EncodedTexts(self._ids[np.concatenate(rows)] if rows else np.empty(0, np.uint32), lengths)
 
 
-def _require_only_pattern(layout: Layout) -> None:
+def _require_only_pattern(layout: TokenizerParts) -> None:
     if layout.normalizers:
         raise UnsuitableError(f"its normaliser {layout.normalizers[0]['type']}")
     if layout.pre_tokenizers[-1].get("add_prefix_space"):
@@ -204,7 +204,7 @@ def _require_only_pattern(layout: Layout) -> None:
         raise UnsuitableError(f"its pre-tokeniser splits by {len(regexes(layout))} patterns, one after another")
 
 
-def _ranks(layout: Layout) -> tuple[dict[bytes, int], NDArray[np.uint32]]:
+def _ranks(layout: TokenizerParts) -> tuple[dict[bytes, int], NDArray[np.uint32]]:
     """The library's ranks, which say what merges first and are the ids that it gives; and our id of each rank.
 
     The order of the merges is the order of ranks: the library has no other. All merges that give one token must
@@ -244,7 +244,7 @@ def _as_bytes(token: str, to_byte: dict[str, int]) -> bytes:
         raise UnsuitableError(f"its token {token!r} is not written in bytes") from None
 
 
-def _require_whole_words(layout: Layout, ranks: dict[bytes, int]) -> None:
+def _require_whole_words(layout: TokenizerParts, ranks: dict[bytes, int]) -> None:
     """A word that is a token becomes that token (``ignore_merges``); in the library, where it has a rank."""
     to_byte = byte_characters()
     words = layout.model["vocab"].keys() - {token.content for token in layout.added}
@@ -253,7 +253,7 @@ def _require_whole_words(layout: Layout, ranks: dict[bytes, int]) -> None:
         raise UnsuitableError(f"no merge makes its token {min(unranked)!r}, which whole words become (ignore_merges)")
 
 
-def _require_reachable(layout: Layout, ranks: dict[bytes, int]) -> None:
+def _require_reachable(layout: TokenizerParts, ranks: dict[bytes, int]) -> None:
     """A word that is a token becomes that token in the library; here only where the merges lead there."""
     to_byte = byte_characters()
     plain = {"version": "1.0", "added_tokens": [], "model": layout.model}

@@ -26,7 +26,7 @@ from headrace.errors import MissingExtraError, OutputError
 from headrace.io import atomic_write, cache_folder, hash_bytes
 from headrace.prepare.backends.backend import Backend, SpecialPolicy, installed_version
 from headrace.prepare.backends.comparison import OnCompared, compare, silence
-from headrace.prepare.backends.layout import Layout, UnsuitableError, byte_characters, is_plain, read_layout
+from headrace.prepare.backends.layout import TokenizerParts, UnsuitableError, byte_characters, is_plain, read_layout
 from headrace.prepare.backends.libraries import FastokensBackend, GigatokenBackend, TiktokenBackend
 from headrace.prepare.backends.reference import TokenizersBackend
 from headrace.prepare.backends.special import RoutedBackend, SpecialFinder
@@ -111,7 +111,7 @@ https://example.org/a/b?c=d&e=%20f#g  me@example.org  2024-01-31T12:00:00Z  1,23
 |a|b|\n|--|--|\n\n- [ ] item\n  * item\n\t1. item\n```\ncode\n```\n-----\n=====\n~~~~\n////\n\\\\\\\\\n'''  # noqa: E501
 
 
-def probe_texts(layout: Layout, *, is_byte_level: bool) -> list[str]:
+def probe_texts(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
     """Texts of every script, of all kinds of spaces, numbers, words and marks; added tokens; the whole vocabulary.
 
     The same for the same tokeniser and version of Python. About 800,000 characters, and as many as the vocabulary has.
@@ -189,7 +189,7 @@ def _long() -> list[str]:
     ]
 
 
-def _added(layout: Layout) -> list[str]:
+def _added(layout: TokenizerParts) -> list[str]:
     """Added tokens alone, between words, between spaces, beside themselves and beside one another."""
     contents = [token.content for token in layout.added[:MAX_ADDED]]
     alone = [f"{one}a{one} b {one} {one}{one}\n{one}\n\n.{one}!{one[:-1]}" for one in contents]
@@ -197,7 +197,7 @@ def _added(layout: Layout) -> list[str]:
     return [*("".join(alone[at : at + 20]) for at in range(0, len(alone), 20)), *beside, *contents[:200]]
 
 
-def _vocabulary(layout: Layout, *, is_byte_level: bool) -> list[str]:
+def _vocabulary(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
     """Every token of the model that is text, each on its own line: a changed merge or id shows in one of them."""
     to_byte = byte_characters()
     words = []
@@ -307,7 +307,7 @@ def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, truth: C
     return RoutedBackend(fast, truth, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
 
 
-def routes(name: str, layout: Layout, special: SpecialPolicy) -> str:
+def routes(name: str, layout: TokenizerParts, special: SpecialPolicy) -> str:
     """Why texts that hold an added token must not go to this library; "" where they may."""
     literal = special == "literal"
     known = [token for token in layout.added if not (literal and token.special)]
@@ -353,7 +353,7 @@ def _probed(
     name: str,
     tokenizer_json: bytes,
     special: SpecialPolicy,
-    layout: Layout,
+    layout: TokenizerParts,
     truth: Backend,
     say: Callable[[tuple[int, int]], None],
 ) -> str:

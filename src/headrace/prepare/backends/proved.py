@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.prepare.backends.backend import Backend, Encoded, RefusedTextError, SpecialPolicy
+from headrace.prepare.backends.backend import Backend, EncodedTexts, RefusedTextError, SpecialPolicy
 from headrace.prepare.backends.comparison import (
     BackendFailedError,
     compare_one,
@@ -65,7 +65,7 @@ class ProvedEncoder:
         """`tokenizers` with the same tokeniser."""
         return TokenizersBackend(self.json, self._special)
 
-    def encode(self, texts: list[str], sampled: NDArray[np.bool_]) -> Encoded:
+    def encode(self, texts: list[str], sampled: NDArray[np.bool_]) -> EncodedTexts:
         """Encode each text by itself; those that are ``sampled`` ((number of texts,) bool) are compared as well.
 
         Raises:
@@ -90,12 +90,12 @@ class ProvedEncoder:
         self.num_sampled += len(chosen)
         return encoded
 
-    def _check(self, texts: list[str], encoded: Encoded, chosen: NDArray[np.int64]) -> None:
+    def _check(self, texts: list[str], encoded: EncodedTexts, chosen: NDArray[np.int64]) -> None:
         ends = np.cumsum(encoded.lengths)
         for index in map(int, chosen):
             end = int(ends[index])
             length = int(encoded.lengths[index])
-            actual = Encoded(encoded.ids[end - length : end], encoded.lengths[index : index + 1])
+            actual = EncodedTexts(encoded.ids[end - length : end], encoded.lengths[index : index + 1])
             try:
                 expected = self.truth.encode([texts[index]])
             except RefusedTextError as error:

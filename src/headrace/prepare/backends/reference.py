@@ -27,8 +27,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from headrace.prepare.backends.backend import Encoded, RefusedTextError, SpecialPolicy, installed_version, return_memory
-from headrace.prepare.backends.layout import Added, Layout, UnsuitableError, read_layout
+from headrace.prepare.backends.backend import (
+    EncodedTexts,
+    RefusedTextError,
+    SpecialPolicy,
+    installed_version,
+    return_memory,
+)
+from headrace.prepare.backends.layout import Added, TokenizerParts, UnsuitableError, read_layout
 from headrace.prepare.tokenizer import make_encoder
 
 PIECE_BYTES = 1 << 18
@@ -165,7 +171,7 @@ class TextCutter:
         return bool(whole.ids == first.ids + second.ids)
 
 
-def _is_safe(kind: Kind, layout: Layout, encoder: Tokenizer) -> bool:
+def _is_safe(kind: Kind, layout: TokenizerParts, encoder: Tokenizer) -> bool:
     return (
         not any(_reaches_over(kind, token, layout) for token in layout.added)
         and all(_is_local(step) for step in layout.normalizers)
@@ -173,7 +179,7 @@ def _is_safe(kind: Kind, layout: Layout, encoder: Tokenizer) -> bool:
     )
 
 
-def _reaches_over(kind: Kind, token: Added, layout: Layout) -> bool:
+def _reaches_over(kind: Kind, token: Added, layout: TokenizerParts) -> bool:
     # A normalised token is looked for where spaces are written in the vocabulary's own way already.
     content = token.content.replace(_META, " ") if token.normalized and layout.normalizers else token.content
     return re.search(r"\S\s+\S", content) is not None or (kind.separator == "\n" and "\n" in content[:-1])
@@ -198,7 +204,7 @@ def _splits(kind: Kind, encoder: Tokenizer) -> bool:
     return len(places) > MIN_PLACES and all(at + kind.offset in borders for at in places)
 
 
-def _never_merges(kind: Kind, layout: Layout) -> bool:
+def _never_merges(kind: Kind, layout: TokenizerParts) -> bool:
     """Whether nothing splits the text, and byte-pair encoding cannot merge over a space: no token reaches over one."""
     model = layout.model
     if kind.separator != " " or model.get("type") != "BPE" or model.get("ignore_merges"):
@@ -238,7 +244,7 @@ class TokenizersBackend:
         """Of the library."""
         return installed_version(self.name)
 
-    def encode(self, texts: list[str]) -> Encoded:
+    def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.
 
         Raises:
@@ -255,7 +261,7 @@ class TokenizersBackend:
             sizes = np.fromiter(map(len, rows), np.int64, len(rows))
             np.add.at(lengths, owners, sizes)
             ids.append(np.fromiter(itertools.chain.from_iterable(rows), np.uint32, int(sizes.sum())))
-        return Encoded(np.concatenate(ids) if ids else np.empty(0, np.uint32), lengths)
+        return EncodedTexts(np.concatenate(ids) if ids else np.empty(0, np.uint32), lengths)
 
     def _batches(self, texts: list[str]) -> Iterator[tuple[list[str], list[int]]]:
         """Pieces of at most ``piece_bytes`` together, or one that is longer, and the number of each one's text."""

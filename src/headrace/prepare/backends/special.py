@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from headrace.prepare.backends.backend import Backend, Encoded, RefusedTextError
-from headrace.prepare.backends.layout import Layout, read_layout
+from headrace.prepare.backends.backend import Backend, EncodedTexts, RefusedTextError
+from headrace.prepare.backends.layout import TokenizerParts, read_layout
 
 COMMON = " etaoinshrdlucmfwygpbvkjxqzETAOINSHRDLUCMFWYGPBVKJXQZ\n.,0123456789-_()'\"=:;/*#>`<[]{}+&!?$\\%@^~|\t\r"
 """Characters from the most usual to the least; all others are taken for rarer."""
@@ -28,7 +28,7 @@ WhichAdded = Literal["added", "special", "ordinary"]
 """All added tokens; those marked as special; the others (of which some are mere runs of spaces)."""
 
 
-class Group(NamedTuple):
+class TokensByCharacter(NamedTuple):
     """Tokens that share a character: a text without it holds none of them."""
 
     character: str
@@ -97,7 +97,7 @@ class SpecialFinder:
 class _Normalizer:
     """The normaliser of a tokeniser, by itself."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TokenizerParts) -> None:
         # A tokeniser without a vocabulary: the library has no other way to read a normaliser from JSON.
         json = {
             "version": "1.0",
@@ -117,7 +117,7 @@ class _Normalizer:
         return str(self._normalizer.normalize_str(text))
 
 
-def _grouped(contents: set[str]) -> list[Group]:
+def _grouped(contents: set[str]) -> list[TokensByCharacter]:
     """The fewest groups of rare characters, greedily."""
     # Where a token holds another, the shorter one is found wherever the longer one is.
     left = [
@@ -130,7 +130,9 @@ def _grouped(contents: set[str]) -> list[Group]:
         chosen = max(counts, key=lambda one: (_rarity(one) * counts[one], counts[one], one))
         members = [content for content in left if chosen in content]
         left = [content for content in left if chosen not in content]
-        groups.append(Group(chosen, _any_of(set(members)) if len(members) > 1 else None, _shared_prefix(members)))
+        groups.append(
+            TokensByCharacter(chosen, _any_of(set(members)) if len(members) > 1 else None, _shared_prefix(members))
+        )
     return groups
 
 
@@ -190,7 +192,7 @@ class RoutedBackend:
         """Of the fast library."""
         return self._fast.version
 
-    def encode(self, texts: list[str]) -> Encoded:
+    def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.
 
         Raises:
@@ -208,14 +210,14 @@ class RoutedBackend:
         return _interleave(parts, places, len(texts))
 
 
-def _encode_some(backend: Backend, texts: list[str], numbers: NDArray[np.int64]) -> Encoded:
+def _encode_some(backend: Backend, texts: list[str], numbers: NDArray[np.int64]) -> EncodedTexts:
     try:
         return backend.encode([texts[number] for number in numbers])
     except RefusedTextError as error:
         raise RefusedTextError(str(error), int(numbers[error.index])) from error
 
 
-def _interleave(parts: list[Encoded], places: list[NDArray[np.int64]], num_texts: int) -> Encoded:
+def _interleave(parts: list[EncodedTexts], places: list[NDArray[np.int64]], num_texts: int) -> EncodedTexts:
     lengths = np.zeros(num_texts, np.int64)
     for part, numbers in zip(parts, places, strict=True):
         lengths[numbers] = part.lengths
@@ -225,4 +227,4 @@ def _interleave(parts: list[Encoded], places: list[NDArray[np.int64]], num_texts
         # Token k of a part's text goes k behind the begin of that text.
         starts = np.cumsum(part.lengths) - part.lengths
         ids[np.arange(len(part.ids)) + np.repeat(begins[numbers] - starts, part.lengths)] = part.ids
-    return Encoded(ids, lengths)
+    return EncodedTexts(ids, lengths)

@@ -33,7 +33,7 @@ class Indexed:
         return tuple(sorted(f"{found.shard}/{found.key}" for found in self.duplicates))
 
 
-class Taker:
+class ShardCommitter:
     """Takes shards in their order: into the index, and note of each."""
 
     def __init__(self, root: Path, options: EnergonOptions, before: DatasetState, writer: SqliteWriter | None) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import check_local
-from headrace.prepare.energon.committer import Indexed, Taker
+from headrace.prepare.energon.committer import Indexed, ShardCommitter
 from headrace.prepare.energon.finishing import Finisher
 from headrace.prepare.energon.media import find_files, load_media, media_tasks
 from headrace.prepare.energon.metadataset import prepare_joins
@@ -144,7 +144,7 @@ class ShardsRun:
     ) -> Indexed:
         with contextlib.ExitStack() as stack:
             writer = None if self._options.index_only else stack.enter_context(SqliteWriter(work.staged))
-            taker = Taker(self._root, self._options, before, writer)
+            taker = ShardCommitter(self._root, self._options, before, writer)
             reading = stack.enter_context(contextlib.closing(self._reading(work, found, to_read, media, taker)))
             for tar in found:
                 if tar.name in to_read:
@@ -160,7 +160,12 @@ class ShardsRun:
         return indexed
 
     def _reading(
-        self, work: WorkFolder, found: Sequence[FoundTar], to_read: set[str], media: MediaFilter | None, taker: Taker
+        self,
+        work: WorkFolder,
+        found: Sequence[FoundTar],
+        to_read: set[str],
+        media: MediaFilter | None,
+        taker: ShardCommitter,
     ) -> Generator[ShardScan]:
         """The scans of the shards that are to be read, in order; what an unfinished run has read is not read again."""
         wanted = [tar for tar in found if tar.name in to_read]
@@ -197,7 +202,7 @@ class ShardsRun:
                 done_bytes += tar.size
                 report()
 
-    def _check_faults(self, taker: Taker, num_shards: int) -> None:
+    def _check_faults(self, taker: ShardCommitter, num_shards: int) -> None:
         allowed = self._options.errors.max_errors
         limit = allowed if isinstance(allowed, int) else int(allowed * num_shards)
         if len(taker.faulty) > limit:

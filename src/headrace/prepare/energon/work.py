@@ -34,8 +34,8 @@ from headrace.prepare.energon.scanning import (
     scan_tar,
     write_tar_index,
 )
-from headrace.prepare.executor import RUN_AHEAD, Workers, run_tasks
-from headrace.prepare.messages import Failed, HashDone, PieceDone, Progress, Reply
+from headrace.prepare.executor import RUN_AHEAD, WorkerProcesses, run_tasks
+from headrace.prepare.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
 from headrace.prepare.shards.messages import load, save
 from headrace.stores.energon.config_file import META_FOLDER
 
@@ -179,16 +179,16 @@ def do(setup: ReadSetup, order: ReadTask) -> None:
 
 
 def handle(setup: ReadSetup, order: ReadTask) -> Reply:
-    """Do one order; what goes wrong becomes a `Failed`."""
+    """Do one order; what goes wrong becomes a `TaskFailed`."""
     try:
         do(setup, order)
         return PieceDone(order.turn, 0, True)
     except OutputError as error:
-        return Failed(order.turn, "output", str(error))
+        return TaskFailed(order.turn, "output", str(error))
     except HeadraceError as error:
-        return Failed(order.turn, "input", str(error))
+        return TaskFailed(order.turn, "input", str(error))
     except BaseException:
-        return Failed(order.turn, "crash", traceback.format_exc())
+        return TaskFailed(order.turn, "crash", traceback.format_exc())
 
 
 def read_all(
@@ -215,18 +215,18 @@ def read_all(
     def waited(progress: Progress | None) -> None:
         on_wait()
 
-    with Workers(min(num_workers, len(orders)), setup, COMMAND) as workers:
+    with WorkerProcesses(min(num_workers, len(orders)), setup, COMMAND) as workers:
         results = run_tasks(
             workers, orders, first_turn=0, ready=[], run_ahead=8 * RUN_AHEAD, on_progress=waited, interval_s=REPORT_S
         )
         for result in results:
-            if isinstance(result, Failed):
+            if isinstance(result, TaskFailed):
                 raise _as_error(result)
             if not isinstance(result, HashDone):
                 yield result.turn
 
 
-def _as_error(failed: Failed) -> HeadraceError:
+def _as_error(failed: TaskFailed) -> HeadraceError:
     if failed.kind == "output":
         return OutputError(failed.message)
     if failed.kind == "crash":

@@ -19,8 +19,8 @@ from headrace.errors import ConfigError, InputError
 from headrace.io import check_local, expand_braces, natural_key, output_errors
 from headrace.prepare.shards.listing import (
     GROUPS_A_TASK,
-    Group,
     Listing,
+    SampleFiles,
     group_files,
     image_part,
     list_folder,
@@ -347,7 +347,7 @@ def _light(file: SourceFile) -> SourceFile:
 
 def _group_runs(
     given: MediaInput, options: ShardOptions, on_notice: Callable[[str], None]
-) -> list[tuple[int, tuple[Group, ...]]]:
+) -> list[tuple[int, tuple[SampleFiles, ...]]]:
     if given.listing is None:
         return []
     captions = captions_of(given)

@@ -102,7 +102,7 @@ class ListedFile(msgspec.Struct, frozen=True, array_like=True):
     mtime_ns: int
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True):
+class SampleFiles(msgspec.Struct, frozen=True, array_like=True):
     """The files of one sample, and the row that describes them."""
 
     name: str
@@ -146,7 +146,7 @@ def list_folder(folder: str) -> Listing:
 
 def group_files(
     listing: Listing, dots: KeyDots, captions: dict[str, tuple[int, dict[str, Any]]] | None
-) -> tuple[list[Group], list[str], list[str]]:
+) -> tuple[list[SampleFiles], list[str], list[str]]:
     """The samples of a folder in the order of their names; the files that belong to none; captions without a file."""
     groups: dict[str, list[tuple[str, ListedFile]]] = {}
     ignored: list[str] = []
@@ -164,7 +164,7 @@ def group_files(
             rows = [left.pop(file.name)[1] for _, file in files if file.name in left]
             bad = "no row of the captions names it" if not rows else "several rows of the captions name its files"
             row, bad = (rows[0], "") if len(rows) == 1 else (None, bad)
-        made.append(Group(name, tuple(files), row, bad))
+        made.append(SampleFiles(name, tuple(files), row, bad))
     return made, ignored, list(left or ())
 
 

@@ -147,7 +147,7 @@ class FoundSpan(msgspec.Struct, frozen=True, array_like=True):
     xxh3_128: str = ""
 
 
-class Survey(msgspec.Struct, frozen=True, array_like=True):
+class ShardSurvey(msgspec.Struct, frozen=True, array_like=True):
     """What a task found."""
 
     spans: tuple[FoundSpan, ...]

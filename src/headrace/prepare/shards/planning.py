@@ -29,7 +29,7 @@ from headrace.plan.permutation import permute
 from headrace.prepare.shards.filling import list_path, pack_listed
 from headrace.prepare.shards.inputs import MediaInput
 from headrace.prepare.shards.listing import numbered
-from headrace.prepare.shards.messages import FoundSample, FoundSpan, ListedSample, Survey, load, survey_path
+from headrace.prepare.shards.messages import FoundSample, FoundSpan, ListedSample, ShardSurvey, load, survey_path
 from headrace.prepare.shards.options import SPLIT_NAMES, ShardOptions, ShardOutput
 from headrace.prepare.sources import counted_from, record_noun
 from headrace.stores import ContentLedger, DocumentLedger, ErrorEntry, ProvenanceWriter
@@ -203,7 +203,7 @@ class Sums:
         self.input_bytes = 0
         self._reached = [0] * len(inputs)
 
-    def add(self, survey: Survey) -> None:
+    def add(self, survey: ShardSurvey) -> None:
         """Take the next survey.
 
         Raises:
@@ -290,7 +290,7 @@ class Planner:
         """Task, span, number of its first sample, and its first line, through all surveys."""
         number, lines = 0, [0] * len(self._inputs)
         for turn in range(self._num_tasks):
-            survey = load(survey_path(self._surveys, turn), Survey)
+            survey = load(survey_path(self._surveys, turn), ShardSurvey)
             if survey is None:
                 raise HeadraceError(f"{survey_path(self._surveys, turn)}: is gone: begin the run anew with --restart")
             for span in survey.spans:

@@ -21,8 +21,8 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError, WorkerError
 from headrace.io import check_local, file_sum, output_errors
-from headrace.prepare.executor import RUN_AHEAD, Order, Workers, run_tasks
-from headrace.prepare.messages import Failed, HashDone, PieceDone, Progress, Reply
+from headrace.prepare.executor import RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks
+from headrace.prepare.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
 from headrace.prepare.output_folder import OutputFolder
 from headrace.prepare.run import REPORT_S, usable_cores
 from headrace.prepare.shards.filling import Filler, done_path
@@ -43,8 +43,8 @@ from headrace.prepare.shards.messages import (
     ShardOrder,
     ShardProgress,
     ShardSetup,
+    ShardSurvey,
     SumTask,
-    Survey,
     SurveySetup,
     load,
     save,
@@ -60,7 +60,7 @@ PROGRESS_S = 0.4
 COMMAND = "import sys; from headrace.prepare.shards.run import main; main(int(sys.argv[1]))"
 
 
-class Worker:
+class ShardWorker:
     """Does orders, and says on the way how far it is."""
 
     def __init__(self, connection: Connection, setup: ShardSetup) -> None:
@@ -72,7 +72,7 @@ class Worker:
         self._filler = Filler(setup, lambda size, samples: self._report(size, samples, size))
 
     def handle(self, order: ShardOrder) -> Reply:
-        """Do one order; what goes wrong becomes a `Failed`."""
+        """Do one order; what goes wrong becomes a `TaskFailed`."""
         self._turn = order.turn
         try:
             if isinstance(order, SumTask):
@@ -85,15 +85,15 @@ class Worker:
                 self._surveyor.run(order)
             return PieceDone(order.turn, 0, True)
         except OutputError as error:
-            return Failed(order.turn, "output", str(error))
+            return TaskFailed(order.turn, "output", str(error))
         except StoreError as error:  # of `file_sum`
-            return Failed(order.turn, "input", str(error))
+            return TaskFailed(order.turn, "input", str(error))
         except HeadraceError as error:
-            return Failed(order.turn, "input", str(error))
+            return TaskFailed(order.turn, "input", str(error))
         except SystemExit:
             raise
         except BaseException:
-            return Failed(order.turn, "crash", traceback.format_exc())
+            return TaskFailed(order.turn, "crash", traceback.format_exc())
 
     def _report(self, size: int, samples: int, content: int) -> None:
         if os.getppid() != self._parent:
@@ -108,7 +108,7 @@ def main(descriptor: int) -> None:
     """Serve the parent at the other end of this socket."""
     connection = Connection(descriptor)
     try:
-        worker = Worker(connection, msgspec.msgpack.decode(connection.recv_bytes(), type=ShardSetup))
+        worker = ShardWorker(connection, msgspec.msgpack.decode(connection.recv_bytes(), type=ShardSetup))
         decoder: msgspec.msgpack.Decoder[ShardOrder] = msgspec.msgpack.Decoder(ShardOrder)
         while True:
             reply = worker.handle(decoder.decode(connection.recv_bytes()))
@@ -150,7 +150,7 @@ class ShardRun:
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._underway: dict[int, Progress] = {}
-        self._workers: Workers | None = None
+        self._workers: WorkerProcesses | None = None
 
     def run(self) -> tuple[Manifest, dict[str, str]]:
         """All of it: the manifest, and what is to be moved where, see `OutputFolder.commit`."""
@@ -185,7 +185,7 @@ class ShardRun:
             self._on_notice(
                 f"continuing the unfinished run in this folder: {len(ready):,} tasks of its survey are done"
             )
-        orders: list[Order] = [order for order in self._tasks.sums if order.number not in hashes]
+        orders: list[AnyTask] = [order for order in self._tasks.sums if order.number not in hashes]
         orders += self._tasks.orders
         total_bytes = sum(given.total_bytes for given in self._inputs)
 
@@ -223,10 +223,10 @@ class ShardRun:
         save(self._work / PLANNED_NAME, planned, sync=True)
         return planned
 
-    def _survey_of(self, turn: int) -> Survey | None:
+    def _survey_of(self, turn: int) -> ShardSurvey | None:
         """What a task found, where that is whole on disk."""
         surveys = self._work / SURVEYS_NAME
-        survey = load(survey_path(surveys, turn), Survey)
+        survey = load(survey_path(surveys, turn), ShardSurvey)
         if survey is not None and survey.spool_bytes:
             spool = spool_path(surveys, turn)
             if not spool.exists() or spool.stat().st_size != survey.spool_bytes:
@@ -238,7 +238,7 @@ class ShardRun:
         ready = [PieceDone(shard, 0, True) for shard in range(len(bounds) - 1) if self._filled_or_none(shard)]
         if ready:
             self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are done")
-        orders: list[Order] = [FillTask(shard, shard_name(shard)) for shard in range(len(bounds) - 1)]
+        orders: list[AnyTask] = [FillTask(shard, shard_name(shard)) for shard in range(len(bounds) - 1)]
         totals = Totals()
         written = 0
 
@@ -288,7 +288,7 @@ class ShardRun:
     def _results(
         self,
         stack: ExitStack,
-        orders: list[Order],
+        orders: list[AnyTask],
         ready: Sequence[PieceDone],
         report: Callable[[Progress | None], None],
     ) -> Iterator[PieceDone | HashDone]:
@@ -299,7 +299,7 @@ class ShardRun:
         wanted = min(self._options.workers or usable_cores(), len(orders) - len(ready))
         if self._workers is None or len(self._workers) < wanted:
             stack.close()
-            self._workers = stack.enter_context(Workers(wanted, self._setup(), COMMAND))
+            self._workers = stack.enter_context(WorkerProcesses(wanted, self._setup(), COMMAND))
         for result in run_tasks(
             self._workers,
             orders,
@@ -309,7 +309,7 @@ class ShardRun:
             on_progress=report,
             interval_s=REPORT_S,
         ):
-            if isinstance(result, Failed):
+            if isinstance(result, TaskFailed):
                 raise _error(result)
             yield result
 
@@ -377,7 +377,7 @@ def deciding(
     }
 
 
-def _error(failed: Failed) -> Exception:
+def _error(failed: TaskFailed) -> Exception:
     if failed.kind == "output":
         return OutputError(failed.message)
     if failed.kind == "crash":

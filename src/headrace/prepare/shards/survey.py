@@ -16,14 +16,14 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError
 from headrace.io import output_errors
-from headrace.prepare.shards.listing import BadNameError, Group, ListedFile, checked_key
+from headrace.prepare.shards.listing import BadNameError, ListedFile, SampleFiles, checked_key
 from headrace.prepare.shards.messages import (
     SPEC,
     FolderTask,
     FoundPart,
     FoundSample,
     FoundSpan,
-    Survey,
+    ShardSurvey,
     SurveySetup,
     TableTask,
     load,
@@ -75,7 +75,7 @@ class Surveyor:
                 path.unlink()
         save(survey_path(folder, order.turn), survey, sync=True)
 
-    def survey(self, order: TableTask | FolderTask) -> Survey:
+    def survey(self, order: TableTask | FolderTask) -> ShardSurvey:
         """What a task finds; raises as `run`."""
         self._spool.clear()
         self._spooled = 0
@@ -84,7 +84,7 @@ class Surveyor:
             spans = [self._group_span(order)]
         else:
             spans = [self._table_span(file, span) for span, file in zip(order.task.spans, order.files, strict=True)]
-        return Survey(tuple(spans), self._spooled + len(self._spool))
+        return ShardSurvey(tuple(spans), self._spooled + len(self._spool))
 
     def _table_span(self, file: SourceFile, span: Span) -> FoundSpan:
         reader = open_span(file, span, SPEC, max_record_bytes=self._setup.max_record_bytes)
@@ -112,7 +112,7 @@ class Surveyor:
         return sorted(found, key=lambda sample: sample.line) if block.bad else found
 
     def _group_span(self, order: FolderTask) -> FoundSpan:
-        groups = load(Path(order.listing), tuple[int, tuple[Group, ...]])
+        groups = load(Path(order.listing), tuple[int, tuple[SampleFiles, ...]])
         if groups is None:
             raise HeadraceError(f"{order.listing}: the listing of a folder is torn: run again with --restart")
         begin, listed = groups
@@ -194,7 +194,7 @@ class Surveyor:
             content = part_content(spec, row, rest, root)
             yield spec.part, content, Path(root, content.name) if isinstance(content, NamedFile) else None
 
-    def _group_parts(self, group: Group, given: int) -> Iterator[tuple[str, bytes | NamedFile, Path | None]]:
+    def _group_parts(self, group: SampleFiles, given: int) -> Iterator[tuple[str, bytes | NamedFile, Path | None]]:
         root = self._setup.roots[given]
         for part, file in group.files:
             yield part, _as_listed(file, root), Path(root, file.name)

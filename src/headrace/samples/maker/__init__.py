@@ -8,12 +8,12 @@
       -> block                 documents; records dropped or bad; sums that balance
       -> Made                  ragged arrays by key
 
-One file a training type; whoever writes a store takes `Made` and needs to know none of them.
+One file a training type; whoever writes a store takes `MadeDocuments` and needs to know none of them.
 """
 
 from __future__ import annotations
 
-from headrace.samples.maker.block import Made, MakerCounts, Ragged, TokenSums
+from headrace.samples.maker.block import MadeDocuments, MakerCounts, Ragged, TokenSums
 from headrace.samples.maker.maker import DEFAULT_DOMAIN, Explained, SampleMaker
 
-__all__ = ["DEFAULT_DOMAIN", "Explained", "Made", "MakerCounts", "Ragged", "SampleMaker", "TokenSums"]
+__all__ = ["DEFAULT_DOMAIN", "Explained", "MadeDocuments", "MakerCounts", "Ragged", "SampleMaker", "TokenSums"]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, InputError
-from headrace.samples.maker.sequences import Found, Tally
+from headrace.samples.maker.sequences import MadeSequence, Tally
 from headrace.samples.maker.shapes import Document
 from headrace.samples.masking.results import Dropped, DroppedError, Refused
 from headrace.samples.recipe.keys import StoreKey
@@ -96,7 +96,7 @@ class MakerCounts(msgspec.Struct, kw_only=True):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class MadeDocuments:
     """The m documents of a block, in the order of its records."""
 
     records: IntArray
@@ -144,7 +144,7 @@ def _equal(what: str, left: int, right: int) -> None:
         )
 
 
-class Block:
+class SampleBlock:
     """Takes the records of a block one by one, each whole or not at all."""
 
     def __init__(self, num_records: int) -> None:
@@ -161,7 +161,7 @@ class Block:
         self._notes: Counter[str] = Counter()
         self._added: Counter[str] = Counter()
 
-    def put_aside(self, record: int, error: DroppedError | InputError, made: Sequence[Found] = ()) -> None:
+    def put_aside(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
         """A record that is dropped or bad, and leaves nothing else behind. ``made``: its sequences before any cut."""
         if isinstance(error, InputError):
             self._bad.append(Refused(record, str(error)))
@@ -175,8 +175,8 @@ class Block:
     def take(
         self,
         record: int,
-        made: Sequence[Found],
-        kept: Sequence[Found],
+        made: Sequence[MadeSequence],
+        kept: Sequence[MadeSequence],
         documents: list[Document],
         tally: Tally,
         domain: str,
@@ -200,7 +200,9 @@ class Block:
             if one.num_truncated:
                 self._sums[one.key].truncated += one.num_truncated
 
-    def result(self, keys: Sequence[StoreKey], dtypes: Mapping[str, np.dtype[Any]], *, with_domains: bool) -> Made:
+    def result(
+        self, keys: Sequence[StoreKey], dtypes: Mapping[str, np.dtype[Any]], *, with_domains: bool
+    ) -> MadeDocuments:
         """All that was kept, in the order of the records.
 
         Raises:
@@ -224,7 +226,7 @@ class Block:
             elif key.kind == "mask":
                 counts.supervised += int(np.count_nonzero(arrays[key.name].values))
         counts.balance()
-        return Made(
+        return MadeDocuments(
             records=np.array(self._owners, np.int64),
             arrays={key.stored: arrays[key.name] for key in keys},
             domains=self._domains if with_domains else None,

@@ -14,13 +14,13 @@ from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, without_nulls
 from headrace.samples.layouts.fields import check_text, describe
-from headrace.samples.maker.block import Block, Made
+from headrace.samples.maker.block import MadeDocuments, SampleBlock
 from headrace.samples.maker.ends import EndTokens
 from headrace.samples.maker.noticing import notices
 from headrace.samples.maker.sections import SectionsShape
-from headrace.samples.maker.sequences import Asked, Found, Sequencer, Tally, whole
+from headrace.samples.maker.sequences import Asked, MadeSequence, Sequencer, Tally, whole
 from headrace.samples.maker.shapes import GroupShape, PairShape, PromptShape, Shape, SingleShape, Tools, as_chat
-from headrace.samples.masking.encoding import Encoded
+from headrace.samples.masking.encoding import EncodedText
 from headrace.samples.masking.marking import Marker
 from headrace.samples.masking.options import Template, TextEncoder
 from headrace.samples.masking.results import TOO_LONG, DroppedError, Masked
@@ -133,13 +133,13 @@ class SampleMaker:
             )
             self._shape = _SHAPES[recipe.type](tools)
 
-    def make(self, records: Sequence[Any]) -> Made:
+    def make(self, records: Sequence[Any]) -> MadeDocuments:
         """The documents of these records. The sums balance, or an error is raised.
 
         Raises:
             RenderLimitError: the template takes more time or memory than it may, with the number of the record.
         """
-        block = Block(len(records))
+        block = SampleBlock(len(records))
         waiting: list[_Waiting] = []
         samples: dict[int, Any] = {}
         for number, record in enumerate(records):
@@ -213,9 +213,9 @@ class SampleMaker:
             self._filter_chars(asked)
         return _Waiting(number, sample, asked, tally, domain)
 
-    def _finish(self, one: _Waiting, encoded: list[Encoded] | None, block: Block) -> None:
+    def _finish(self, one: _Waiting, encoded: list[EncodedText] | None, block: SampleBlock) -> None:
         """What has become of a record whose texts are tokens; None: they are not yet."""
-        made: list[Found] = []
+        made: list[MadeSequence] = []
         try:
             if encoded is None:
                 encoded = self._sequencer.encode(one.asked)
@@ -239,7 +239,7 @@ class SampleMaker:
         else:
             block.take(one.number, made, kept, documents, one.tally, one.domain)
 
-    def _cut(self, sample: Any, sequences: list[Found], tally: Tally) -> list[Found]:
+    def _cut(self, sample: Any, sequences: list[MadeSequence], tally: Tally) -> list[MadeSequence]:
         limit = self.recipe.length.max_tokens
         if limit is not None and self._sequencer.by_turns and any(len(one.ids) > limit for one in sequences):
             return self._shortened(sample, sequences, limit, tally)
@@ -248,10 +248,10 @@ class SampleMaker:
             tally.notes["truncated_records"] += 1
         return kept
 
-    def _shortened(self, sample: Any, sequences: list[Found], limit: int, tally: Tally) -> list[Found]:
+    def _shortened(self, sample: Any, sequences: list[MadeSequence], limit: int, tally: Tally) -> list[MadeSequence]:
         """The most exchanges that fit, rendered anew. A logarithm of their number of renderings."""
         dialogue: Conversation | None = self._shape.dialogue(sample)
-        fitting: list[Found] = []
+        fitting: list[MadeSequence] = []
         low, high = 0, 0 if dialogue is None else len(exchanges(dialogue)) - 1
         while dialogue is not None and low < high:
             middle = (low + high + 1) // 2
@@ -290,7 +290,7 @@ class SampleMaker:
         num_chars = sum(len(one.marked.text) - one.begin for one in asked)
         _check_range(num_chars, filters.min_chars, filters.max_chars, "chars", "characters")
 
-    def _filter_tokens(self, sequences: Sequence[Found]) -> None:
+    def _filter_tokens(self, sequences: Sequence[MadeSequence]) -> None:
         filters = self.recipe.filters
         num_tokens = sum(one.num_made for one in sequences)
         _check_range(num_tokens, filters.min_tokens, filters.max_tokens, "tokens", "tokens")

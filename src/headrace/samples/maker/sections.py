@@ -13,7 +13,7 @@ from headrace.samples.conversation import Conversation
 from headrace.samples.layouts.fields import Fields, check_text, describe
 from headrace.samples.layouts.turns import MessageReader
 from headrace.samples.maker.ends import Ends
-from headrace.samples.maker.sequences import Asked, Found, Tally, joined, plain
+from headrace.samples.maker.sequences import Asked, MadeSequence, Tally, joined, plain
 from headrace.samples.maker.shapes import Document, Shape, Tools
 from headrace.samples.masking.marking import Marked
 from headrace.samples.masking.results import DroppedError
@@ -53,7 +53,7 @@ class SectionsShape(Shape[Record]):
                 asked += self._sequence(sample, key, source.sections, tally)
         return asked
 
-    def documents(self, sample: Record, found: Sequence[Found]) -> list[Document]:
+    def documents(self, sample: Record, found: Sequence[MadeSequence]) -> list[Document]:
         """See `Shape.documents`."""
         recipe = self.tools.recipe
         if recipe.sections:
@@ -186,7 +186,7 @@ class SectionsShape(Shape[Record]):
         return ends._replace(after=self.tools.ends.eos, is_trained=last.action == "train")
 
 
-def _single(recipe: Recipe, found: Found) -> Document:
+def _single(recipe: Recipe, found: MadeSequence) -> Document:
     document: Document = {"tokens": found.ids}
     if recipe.type == "sft":
         document["loss_mask"] = found.mask

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from headrace.errors import InputError
 from headrace.samples.maker.ends import Ends, add_ends
-from headrace.samples.masking.encoding import Encoded, encode
+from headrace.samples.masking.encoding import EncodedText, encode
 from headrace.samples.masking.marking import Marked, decide
 from headrace.samples.masking.masker import check_encoded
 from headrace.samples.masking.options import MaskOptions
-from headrace.samples.masking.pieces import Piece, Region, Why
+from headrace.samples.masking.pieces import Region, TextRange, Why
 from headrace.samples.masking.results import MISSING_BOS, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder, byte_places
 from headrace.samples.masking.truncation import Truncation, truncate
@@ -54,7 +54,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     """Whether a text without tokens is kept; else the record is dropped as ``empty``."""
 
 
-class Found(msgspec.Struct, frozen=True, gc=False):
+class MadeSequence(msgspec.Struct, frozen=True, gc=False):
     """A sequence as it is stored, and what became of it on the way."""
 
     key: str
@@ -103,7 +103,7 @@ class Sequencer:
         """Whether over-long conversations lose whole exchanges, which whoever has the conversation does."""
         return self._length.truncate in ("keep_first_turns", "keep_last_turns")
 
-    def encode(self, asked: Sequenced[Asked]) -> list[Encoded]:
+    def encode(self, asked: Sequenced[Asked]) -> list[EncodedText]:
         """Each text as tokens, without its ends; all together.
 
         Raises:
@@ -132,7 +132,7 @@ class Sequencer:
         [row] = encode([asked.marked], self.spans, straddling=straddling, bos=self._bos, roles=[roles])
         return Masked(record=0, ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence)
 
-    def finish(self, asked: Asked, encoded: Encoded, tally: Tally) -> Found:
+    def finish(self, asked: Asked, encoded: EncodedText, tally: Tally) -> MadeSequence:
         """One sequence with its ends, whole.
 
         Raises:
@@ -156,7 +156,7 @@ class Sequencer:
             check_encoded(encoded, self._options, tally.notes)
         return whole(asked.key, encoded)
 
-    def cut(self, found: Found) -> Found:
+    def cut(self, found: MadeSequence) -> MadeSequence:
         """The sequence within the limits.
 
         Raises:
@@ -183,7 +183,7 @@ class Sequencer:
             num_truncated=found.num_truncated + len(found.ids) - len(ids),
         )
 
-    def _within(self, asked: Asked, encoded: Encoded, tally: Tally) -> Encoded:
+    def _within(self, asked: Asked, encoded: EncodedText, tally: Tally) -> EncodedText:
         """What stands between two characters of the text.
 
         A token that lies across the first border cannot be parted: what stands behind the border is then encoded by
@@ -209,12 +209,12 @@ class Sequencer:
         return replace(inside, is_partly_trained=False)
 
 
-def whole(key: str, encoded: Encoded) -> Found:
+def whole(key: str, encoded: EncodedText) -> MadeSequence:
     """A sequence of which nothing is cut."""
-    return Found(key, encoded.ids, encoded.loss_mask, encoded.num_supervised, len(encoded.ids))
+    return MadeSequence(key, encoded.ids, encoded.loss_mask, encoded.num_supervised, len(encoded.ids))
 
 
-def _ended(encoded: Encoded, ends: Ends, tally: Tally) -> Encoded:
+def _ended(encoded: EncodedText, ends: Ends, tally: Tally) -> EncodedText:
     ids, mask, num_bos, num_eos = add_ends(encoded.ids, encoded.loss_mask, ends)
     if not num_bos and not num_eos:
         return encoded
@@ -235,7 +235,7 @@ def plain(*texts: tuple[str, bool]) -> Marked:
     begin = 0
     for number, (text, is_trained) in enumerate(texts):
         if text:
-            pieces.append(Piece(begin, begin + len(text), Region.CONTENT, number, is_trained, Why.ROLE))
+            pieces.append(TextRange(begin, begin + len(text), Region.CONTENT, number, is_trained, Why.ROLE))
         begin += len(text)
     is_partly = any(text and not is_trained for text, is_trained in texts)
     return Marked("".join(text for text, _ in texts), pieces, [], is_partly)
@@ -243,7 +243,7 @@ def plain(*texts: tuple[str, bool]) -> Marked:
 
 def joined(parts: Sequenced[Marked]) -> Marked:
     """Marked texts one after another as one."""
-    pieces: list[Piece] = []
+    pieces: list[TextRange] = []
     ends: list[tuple[int, int]] = []
     begin = 0
     for one in parts:

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import Sample, assistant, join, user
 from headrace.samples.maker.ends import Ends, EndTokens
-from headrace.samples.maker.sequences import Asked, Found, Tally, plain
+from headrace.samples.maker.sequences import Asked, MadeSequence, Tally, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import RendersAhead, Template
 from headrace.samples.masking.pieces import Region, Why
@@ -145,7 +145,7 @@ class Shape(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def documents(self, sample: S, found: Sequence[Found]) -> list[Document]:
+    def documents(self, sample: S, found: Sequence[MadeSequence]) -> list[Document]:
         """The documents of a sample, from its sequences, in the order in which they were asked for.
 
         Raises:
@@ -275,7 +275,7 @@ class SingleShape(Shape[Single]):
             Asked("tokens", marked, ends, is_checked, roles=roles) for marked in self.tools.mark(conversation, tally)
         ]
 
-    def documents(self, sample: Single, found: Sequence[Found]) -> list[Document]:
+    def documents(self, sample: Single, found: Sequence[MadeSequence]) -> list[Document]:
         """See `Shape.documents`."""
         documents = []
         for one in found:
@@ -334,7 +334,7 @@ class PairShape(Shape[Preference]):
             asked.append(Asked(key, texts[0], self.tools.chat_ends, is_checked=True, roles=roles))
         return asked
 
-    def documents(self, sample: Preference, found: Sequence[Found]) -> list[Document]:
+    def documents(self, sample: Preference, found: Sequence[MadeSequence]) -> list[Document]:
         """See `Shape.documents`."""
         document: Document = {}
         for one in found:
@@ -365,7 +365,7 @@ class PromptShape(Shape[Prompt]):
         """See `Shape.ask`."""
         return [prompt_asked(self.tools, sample.prompt, tally)]
 
-    def documents(self, sample: Prompt, found: Sequence[Found]) -> list[Document]:
+    def documents(self, sample: Prompt, found: Sequence[MadeSequence]) -> list[Document]:
         """See `Shape.documents`."""
         return [{"prompts": found[0].ids, "columns": columns_bytes(sample.columns)}]
 
@@ -388,7 +388,7 @@ class GroupShape(Shape[Group]):
             return []
         return [with_answer(prompt, one) for one in sample.responses if isinstance(one, Conversation)]
 
-    def documents(self, sample: Group, found: Sequence[Found]) -> list[Document]:
+    def documents(self, sample: Group, found: Sequence[MadeSequence]) -> list[Document]:
         """See `Shape.documents`."""
         prompt, *responses = found
         return [

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Message, TrainSpan
 from headrace.samples.masking.options import MaskOptions
-from headrace.samples.masking.pieces import Piece, Why
+from headrace.samples.masking.pieces import TextRange, Why
 from headrace.samples.masking.renders import Renders, content_text
 from headrace.samples.masking.turns import Comparison, Turn
 
@@ -62,7 +62,7 @@ def check_own(
     how: Comparison,
     count: int,
     turns: Sequence[Turn],
-    pieces: Sequence[Piece],
+    pieces: Sequence[TextRange],
     found: Sequence[Decision],
 ) -> None:
     """Whatever the options say: turns follow one another, none holds what the message before or behind it says, and

@@ -128,7 +128,7 @@ def _bytes_before(places: IntArray, trained: IntArray) -> IntArray:
     return np.where(row < 0, 0, before[np.maximum(row, 0)] + inside)
 
 
-class Encoded(msgspec.Struct, frozen=True, gc=False):
+class EncodedText(msgspec.Struct, frozen=True, gc=False):
     """One text as tokens."""
 
     ids: NDArray[np.uint32]
@@ -152,7 +152,7 @@ def encode(
     straddling: bool,
     bos: int | None,
     roles: Sequence[tuple[str, ...]] | None,
-) -> list[Encoded]:
+) -> list[EncodedText]:
     """Encode texts together. ``roles``: of the messages of each, where evidence is wanted.
 
     Raises:
@@ -170,7 +170,7 @@ def encode(
     starts = borders_of.tolist()
     ids = spanned.ids
     result = [
-        Encoded(
+        EncodedText(
             ids=ids[starts[number] : starts[number + 1]],
             loss_mask=mask[starts[number] : starts[number + 1]],
             num_supervised=supervised[number],

@@ -12,27 +12,27 @@ import msgspec
 from headrace.errors import InputError
 from headrace.samples.masking.decisions import Decision
 from headrace.samples.masking.endings import Closers
-from headrace.samples.masking.pieces import Piece, Region, Why, cut, lay_out
+from headrace.samples.masking.pieces import Region, TextRange, Why, cut, lay_out
 from headrace.samples.masking.renders import Renders
-from headrace.samples.masking.turns import Fault, Turn
+from headrace.samples.masking.turns import MisplacedTurn, Turn
 
 
 def labelled(
     renders: Renders,
     count: int,
     turns: Sequence[Turn],
-    pieces: Sequence[Piece],
+    pieces: Sequence[TextRange],
     decisions: Sequence[Decision],
     closers: Closers,
     usual_end: str | None,
-) -> list[Piece]:
+) -> list[TextRange]:
     """The same pieces, those without a message told apart by message, header and content where the template allows.
 
     What is trained stays as it was. Cost: a rendering or two a message.
     """
     text = renders.text(count)
     starts = {turn.message: turn.start for turn in reversed(turns)}
-    labels: list[Piece] = []
+    labels: list[TextRange] = []
     begin = 0
     for message in range(count):
         try:
@@ -60,11 +60,11 @@ def _agreement(renders: Renders, message: int, text: str, closers: Closers) -> i
     return closers.agreement(renders.text(message + 1), text, 0, with_end=False, usual_end=None)
 
 
-def _header(begin: int, end: int, message: int) -> Piece:
-    return Piece(begin, end, Region.HEADER, message, False, Why.PROMPT)
+def _header(begin: int, end: int, message: int) -> TextRange:
+    return TextRange(begin, end, Region.HEADER, message, False, Why.PROMPT)
 
 
-def _relabelled(pieces: Sequence[Piece], labels: Sequence[Piece]) -> list[Piece]:
+def _relabelled(pieces: Sequence[TextRange], labels: Sequence[TextRange]) -> list[TextRange]:
     """Pieces without a message take message and region of the labels over them."""
     found = []
     for piece in pieces:
@@ -79,7 +79,7 @@ def _relabelled(pieces: Sequence[Piece], labels: Sequence[Piece]) -> list[Piece]
             if begin > at:
                 found.append(msgspec.structs.replace(piece, begin=at, end=begin))
             why = piece.why if piece.is_trained or label.region == Region.HEADER else label.why
-            found.append(Piece(begin, end, label.region, label.message, piece.is_trained, why))
+            found.append(TextRange(begin, end, label.region, label.message, piece.is_trained, why))
             at = end
         if at < piece.end:
             found.append(msgspec.structs.replace(piece, begin=at))
@@ -90,7 +90,7 @@ def _named(renders: Renders, message: int) -> str:
     return f"message {message} ({renders.conversation.messages[message].get('role')})"
 
 
-def history(renders: Renders, fault: Fault) -> str:
+def history(renders: Renders, fault: MisplacedTurn) -> str:
     """A turn is written otherwise when more follows."""
     return (
         f"the template writes {_named(renders, fault.message)} otherwise when more messages follow, so that a model "
@@ -100,7 +100,7 @@ def history(renders: Renders, fault: Fault) -> str:
     )
 
 
-def prompt(renders: Renders, fault: Fault) -> str:
+def prompt(renders: Renders, fault: MisplacedTurn) -> str:
     """A turn does not begin with the generation prompt."""
     return (
         f"the template's generation prompt is not how it writes {_named(renders, fault.message)}: {fault.text}. A "

@@ -15,7 +15,7 @@ from headrace.samples.masking.decisions import Decision, check_own, decisions
 from headrace.samples.masking.endings import Closers, find_ending
 from headrace.samples.masking.evidence import labelled
 from headrace.samples.masking.options import MaskOptions, Policy, Template
-from headrace.samples.masking.pieces import Piece, Region, Why, cut, lay_out, overlay, spans_of
+from headrace.samples.masking.pieces import Region, TextRange, Why, cut, lay_out, overlay, spans_of
 from headrace.samples.masking.renders import PROBE, Prefixes, Renders, Usual, content_text, find_unwritten, thought_of
 from headrace.samples.masking.results import (
     EMPTY_TURN,
@@ -31,7 +31,7 @@ from headrace.samples.masking.results import (
 from headrace.samples.masking.turns import (
     ASSISTANT,
     Comparison,
-    Fault,
+    MisplacedTurn,
     Turn,
     check_turn,
     find_turn,
@@ -49,7 +49,7 @@ class Marked(msgspec.Struct, frozen=True, gc=False):
     """A text to be encoded."""
 
     text: str
-    pieces: list[Piece]
+    pieces: list[TextRange]
     """Ascending, from the first character to the last."""
     ends: list[tuple[int, int]]
     """Ends of turns that must be trained, in characters."""
@@ -161,7 +161,7 @@ class Marker:
         usual = renders.usual(end)
         if not usual.is_plain or not usual.is_known:
             return None
-        pieces: list[Piece] = []
+        pieces: list[TextRange] = []
         ends: list[tuple[int, int]] = []
         at = 0
         prompt = usual.prompt
@@ -176,33 +176,33 @@ class Marker:
                 return None
             stop = content_end + len(end)
             pieces += (
-                Piece(at, start, *_UNTRAINED),
-                Piece(start, content_end, _CONTENT, number, True, _BY_ROLE),
-                Piece(content_end, stop, _END_OF_TURN, number, True, _BY_ROLE),
+                TextRange(at, start, *_UNTRAINED),
+                TextRange(start, content_end, _CONTENT, number, True, _BY_ROLE),
+                TextRange(content_end, stop, _END_OF_TURN, number, True, _BY_ROLE),
             )
             ends.append((content_end, stop))
             at = stop
         if at < len(text):
-            pieces.append(Piece(at, len(text), *_UNTRAINED))
+            pieces.append(TextRange(at, len(text), *_UNTRAINED))
         return Marked(text, pieces, ends, len(ends) < len(begins)) if pieces else None
 
     def _find(
         self, renders: Renders, how: Comparison, found: Sequence[Decision], wanted: list[int], count: int
-    ) -> tuple[list[Turn], list[Fault]]:
+    ) -> tuple[list[Turn], list[MisplacedTurn]]:
         """The turns of some messages in the text of the first ``count``, and those that cannot be placed."""
         tags = self._options.generation_tags
         turns: list[Turn] = []
-        faults: list[Fault] = []
+        faults: list[MisplacedTurn] = []
         is_tagged = tags != "ignore" and renders.rendered(count).has_generation
         tagged: dict[int, list[Turn]] | None = None
         for message in wanted:
             if not is_tagged or renders.conversation.messages[message].get("role") != ASSISTANT:
                 placed = find_turn(renders, how, message, count)
                 turns += [placed] if isinstance(placed, Turn) else []
-                faults += [placed] if isinstance(placed, Fault) else []
+                faults += [placed] if isinstance(placed, MisplacedTurn) else []
                 continue
             checked = check_turn(renders, how, message, count) if tags == "checked" else None
-            if isinstance(checked, Fault):
+            if isinstance(checked, MisplacedTurn):
                 faults.append(checked)
                 continue
             if checked is not None and checked.content_end >= 0:
@@ -227,7 +227,12 @@ class Marker:
         return tagged
 
     def _unstable(
-        self, renders: Renders, how: Comparison, found: Sequence[Decision], wanted: list[int], faults: list[Fault]
+        self,
+        renders: Renders,
+        how: Comparison,
+        found: Sequence[Decision],
+        wanted: list[int],
+        faults: list[MisplacedTurn],
     ) -> list[tuple[int, list[Turn]]]:
         """What becomes of a conversation some of whose turns cannot be placed in the whole.
 
@@ -254,7 +259,7 @@ class Marker:
             self._counts["last_turn_records" if policy == "last_turn" else "split_records"] += 1
         return samples[::-1] or [(len(found), [])]
 
-    def _judge_prompts(self, renders: Renders, faults: list[Fault]) -> None:
+    def _judge_prompts(self, renders: Renders, faults: list[MisplacedTurn]) -> None:
         for fault in faults:
             if fault.kind == "prompt":
                 self._decide(self._options.on_prompt_mismatch, PROMPT_MISMATCH, evidence.prompt(renders, fault))
@@ -273,7 +278,7 @@ class Marker:
         if not text:
             raise InputError("the template makes no text of this conversation")
         rest = self._options.train_on_prompt
-        over: list[Piece] = []
+        over: list[TextRange] = []
         ends: list[tuple[int, int]] = []
         final = next((turn.message for turn in reversed(turns) if found[turn.message].has_trained), -1)
         for number, turn in enumerate(turns):
@@ -288,7 +293,7 @@ class Marker:
                 else:
                     ends.append(end)
         check_own(renders, how, count, turns, over, found)
-        whole = [Piece(0, len(text), Region.PROMPT, -1, rest, Why.TRAIN_ON_PROMPT if rest else Why.PROMPT)]
+        whole = [TextRange(0, len(text), Region.PROMPT, -1, rest, Why.TRAIN_ON_PROMPT if rest else Why.PROMPT)]
         pieces = overlay(whole, over)
         if with_all:
             pieces = labelled(renders, count, turns, pieces, found, self._closers, how.usual_end)
@@ -296,7 +301,7 @@ class Marker:
 
     def _turn(
         self, renders: Renders, how: Comparison, count: int, turn: Turn, decision: Decision, *, is_final: bool
-    ) -> tuple[list[Piece], tuple[int, int] | None]:
+    ) -> tuple[list[TextRange], tuple[int, int] | None]:
         """The pieces of a turn, and the end that must be trained; an empty one where there is no token for it."""
         options, text = self._options, renders.text(count)
         message = renders.conversation.messages[turn.message]
@@ -345,7 +350,7 @@ class Marker:
         special = [closer for closer in self._closers.trailing(text, turn.start, turn.stop) if closer.is_special]
         return special[-1][:2] if special else None
 
-    def _placed_spans(self, renders: Renders, count: int, turn: Turn, decision: Decision) -> list[Piece]:
+    def _placed_spans(self, renders: Renders, count: int, turn: Turn, decision: Decision) -> list[TextRange]:
         """The spans of a content where it stands in the text. Raises :class:`InputError` where it cannot be found."""
         text = renders.text(count)
         content = renders.conversation.messages[turn.message].get("content")

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation
-from headrace.samples.masking.encoding import Encoded, encode
+from headrace.samples.masking.encoding import EncodedText, encode
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import MaskOptions, RendersAhead, Template, TextEncoder
 from headrace.samples.masking.results import (
@@ -102,11 +102,11 @@ class Masker:
 
     def _encode(
         self, conversations: Sequence[Conversation], marked: list[Marked], owners: Sequence[int], *, evidence: bool
-    ) -> list[Encoded]:
+    ) -> list[EncodedText]:
         roles = [_roles(conversations[owner]) for owner in owners] if evidence else None
         return encode(marked, self.spans, straddling=self.options.straddle == "train", bos=self._bos, roles=roles)
 
-    def _exactly(self, conversation: Conversation, *, evidence: bool) -> list[Encoded]:
+    def _exactly(self, conversation: Conversation, *, evidence: bool) -> list[EncodedText]:
         """The texts of one conversation, encoded by themselves."""
         marked = self._marker.mark(conversation, with_all=evidence)
         return self._encode([conversation], marked, [0] * len(marked), evidence=evidence)
@@ -137,7 +137,7 @@ class _Batch:
         else:
             self._refused.append(Refused(record, str(error)))
 
-    def take(self, record: int, encoded: list[Encoded]) -> None:
+    def take(self, record: int, encoded: list[EncodedText]) -> None:
         """Check the samples of a record, truncate them and keep them: all of them, or none."""
         counts: Counter[str] = Counter()
         truncation = self._truncation
@@ -168,15 +168,15 @@ class _Batch:
         self._num_supervised += [sample.num_supervised for sample in samples]
         self.counts.update(counts)
 
-    def _check(self, encoded: list[Encoded], counts: Counter[str]) -> None:
+    def _check(self, encoded: list[EncodedText], counts: Counter[str]) -> None:
         for row in encoded:
             check_encoded(row, self._masker.options, counts)
 
-    def _shorten(self, record: int, truncation: Truncation) -> list[Encoded]:
+    def _shorten(self, record: int, truncation: Truncation) -> list[EncodedText]:
         """The most exchanges that fit, rendered anew. A logarithm of their number of renderings."""
         conversation = self._conversations[record]
         first = truncation.over_long == "keep_first_turns"
-        fitting: list[Encoded] = []
+        fitting: list[EncodedText] = []
         low, high = 0, len(exchanges(conversation)) - 1
         while low < high:
             middle = (low + high + 1) // 2
@@ -211,7 +211,7 @@ class _Batch:
         )
 
 
-def check_encoded(row: Encoded, options: MaskOptions, counts: Counts) -> None:
+def check_encoded(row: EncodedText, options: MaskOptions, counts: Counts) -> None:
     """What the policies make of one encoded text: nothing, a count, a drop or an error.
 
     Raises:
@@ -258,5 +258,5 @@ def _grouped(owners: Sequence[int]) -> Iterator[tuple[int, range]]:
             begin = row
 
 
-def _num_supervised(encoded: list[Encoded]) -> int:
+def _num_supervised(encoded: list[EncodedText]) -> int:
     return sum(row.num_supervised for row in encoded)

@@ -66,7 +66,7 @@ WORDS = {
 }
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class TextRange(msgspec.Struct, frozen=True, gc=False):
     """A stretch ``[begin, end)`` of the text, in characters."""
 
     begin: int
@@ -77,7 +77,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     why: Why
 
 
-class Layout(NamedTuple):
+class TurnBorders(NamedTuple):
     """The borders inside a turn, in characters, ascending."""
 
     start: int
@@ -88,12 +88,12 @@ class Layout(NamedTuple):
     stop: int
 
 
-def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end: str | None) -> Layout:
+def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end: str | None) -> TurnBorders:
     """Where thought, content and end of the turn lie."""
     if turn.exact:
-        return Layout(turn.start, turn.start, False, turn.stop, None, turn.stop)
+        return TurnBorders(turn.start, turn.start, False, turn.stop, None, turn.stop)
     if turn.content_end >= 0:
-        return Layout(turn.start, turn.start, False, turn.content_end, (turn.content_end, turn.stop), turn.stop)
+        return TurnBorders(turn.start, turn.start, False, turn.content_end, (turn.content_end, turn.stop), turn.stop)
     stop = turn.stop if turn.end is None else turn.end[0]
     chain = closers.trailing(text, turn.start, stop)
     core_end = chain[0].begin if chain else stop
@@ -118,7 +118,7 @@ def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end
     content_begin = content_end - len(content) if is_located else limit
     reasoning_end, is_empty = _reasoning(text, turn.start, content_begin, limit, message, closers)
     stop = max(turn.stop, end.end) if end else turn.stop
-    return Layout(turn.start, reasoning_end, is_empty, limit, end[:2] if end else None, stop)
+    return TurnBorders(turn.start, reasoning_end, is_empty, limit, end[:2] if end else None, stop)
 
 
 def _reasoning(
@@ -163,8 +163,8 @@ def _past_space(text: str, place: int, limit: int) -> int:
 
 
 def cut(
-    layout: Layout, message: int, *, train: bool, why: Why, reasoning: bool, empty: bool, end: bool, rest: bool
-) -> list[Piece]:
+    layout: TurnBorders, message: int, *, train: bool, why: Why, reasoning: bool, empty: bool, end: bool, rest: bool
+) -> list[TextRange]:
     """The pieces of a turn.
 
     ``train``: the content; ``reasoning``, ``empty`` and ``end``: if it is; ``rest``: what follows its end.
@@ -173,19 +173,21 @@ def cut(
     if layout.reasoning_end > layout.start:
         wanted = empty if layout.is_empty_reasoning else reasoning
         reason = why if wanted or not train else (Why.EMPTY_REASONING if layout.is_empty_reasoning else Why.REASONING)
-        pieces.append(Piece(layout.start, layout.reasoning_end, Region.REASONING, message, train and wanted, reason))
-    pieces.append(Piece(layout.reasoning_end, layout.content_end, Region.CONTENT, message, train, why))
+        pieces.append(
+            TextRange(layout.start, layout.reasoning_end, Region.REASONING, message, train and wanted, reason)
+        )
+    pieces.append(TextRange(layout.reasoning_end, layout.content_end, Region.CONTENT, message, train, why))
     after = layout.content_end
     if layout.end_of_turn is not None:
         begin, after = layout.end_of_turn
         reason = why if end or not train else Why.END_OF_TURN
-        pieces.append(Piece(begin, after, Region.END_OF_TURN, message, train and end, reason))
+        pieces.append(TextRange(begin, after, Region.END_OF_TURN, message, train and end, reason))
     behind = Why.TRAIN_ON_PROMPT if rest else Why.AFTER
-    pieces.append(Piece(after, layout.stop, Region.AFTER, message, rest, behind))
+    pieces.append(TextRange(after, layout.stop, Region.AFTER, message, rest, behind))
     return [piece for piece in pieces if piece.end > piece.begin]
 
 
-def overlay(pieces: Sequence[Piece], over: Sequence[Piece]) -> list[Piece]:
+def overlay(pieces: Sequence[TextRange], over: Sequence[TextRange]) -> list[TextRange]:
     """The pieces with others laid over them. Both ascending and without overlaps among themselves; so is the result."""
     result = []
     rest = list(over)[::-1]
@@ -206,10 +208,10 @@ def overlay(pieces: Sequence[Piece], over: Sequence[Piece]) -> list[Piece]:
     return result
 
 
-def spans_of(spans: Sequence[TrainSpan], place: int, message: int) -> list[Piece]:
+def spans_of(spans: Sequence[TrainSpan], place: int, message: int) -> list[TextRange]:
     """Spans of a content that begins at character ``place`` of the text."""
     return [
-        Piece(place + span.begin, place + span.end, Region.CONTENT, message, span.train, Why.SPAN)
+        TextRange(place + span.begin, place + span.end, Region.CONTENT, message, span.train, Why.SPAN)
         for span in sorted(spans, key=lambda span: span.begin)
         if span.end > span.begin
     ]

@@ -50,7 +50,7 @@ class Turn(NamedTuple):
     """What is said before it is not written as its prompt has it."""
 
 
-class Fault(NamedTuple):
+class MisplacedTurn(NamedTuple):
     """A turn that cannot be placed in a text."""
 
     message: int
@@ -83,22 +83,22 @@ class Comparison(NamedTuple):
         return self.ending.token
 
 
-def find_turn(renders: Renders, how: Comparison, message: int, count: int) -> Turn | Fault:
+def find_turn(renders: Renders, how: Comparison, message: int, count: int) -> Turn | MisplacedTurn:
     """The turn of one message in the text of the first ``count``: one rendering for most, at most seven.
 
     Raises:
         InputError: the template refuses the messages up to there, or header, content and end cannot be told apart.
     """
     found = check_turn(renders, how, message, count)
-    if isinstance(found, Fault) or found.start >= 0:
+    if isinstance(found, MisplacedTurn) or found.start >= 0:
         return found
     start = _behind_header(renders, message, count)
     if start is None or found.stop < start:
-        return Fault(message, "history", _difference(renders.text(count), renders.text(message + 1)))
+        return MisplacedTurn(message, "history", _difference(renders.text(count), renders.text(message + 1)))
     return found._replace(start=start)
 
 
-def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> Turn | Fault:
+def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> Turn | MisplacedTurn:
     """Whether the text of the first ``count`` messages has the turn as it was written.
 
     The ``start`` is -1 where there is no generation prompt that tells it.
@@ -122,13 +122,13 @@ def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> T
                         return plain
         else:
             parted = _parted(renders, how, message, count, prompt)
-            if isinstance(parted, Fault):
+            if isinstance(parted, MisplacedTurn):
                 return parted
             turn = parted
     begin, stop, limit = turn_end(renders, how, message)
     alone = renders.text(message + 1)
     if not whole.startswith(alone[: stop if how.ends else begin]) or begin < turn.start:
-        return Fault(message, "history", _difference(whole, alone))
+        return MisplacedTurn(message, "history", _difference(whole, alone))
     stop = stop if whole.startswith(alone[:stop]) else begin
     after = stop
     for piece in how.closers.trailing(alone, stop, limit):
@@ -214,23 +214,25 @@ def _opens_behind(renders: Renders, how: Comparison, message: int) -> bool:
     return found is not None and header[: found.end] in how.ending.openers
 
 
-def _parted(renders: Renders, how: Comparison, message: int, count: int, prompt: str) -> Turn | Fault:
+def _parted(renders: Renders, how: Comparison, message: int, count: int, prompt: str) -> Turn | MisplacedTurn:
     """The beginning of a turn before which the whole has something else than its prompt."""
     whole = renders.text(count)
     header = _prompt_header(renders, how, message, prompt)
-    history = Fault(message, "history", _difference(whole, prompt))
+    history = MisplacedTurn(message, "history", _difference(whole, prompt))
     if header and whole.startswith(prompt[: len(prompt) - len(header)]):
         start = _parting(renders, message, count, prompt) if how.lenient else None
         if start is not None and start >= len(prompt) - len(header):
             return Turn(message, start, 0, mismatches=True)
         alone = renders.text(message + 1)
-        return history if alone.startswith(prompt) else Fault(message, "prompt", _difference(alone, prompt))
+        return history if alone.startswith(prompt) else MisplacedTurn(message, "prompt", _difference(alone, prompt))
     if not how.by_itself or message != count - 1:
         return history
     return _behind_previous(renders, how, message, prompt, header) or history
 
 
-def _behind_previous(renders: Renders, how: Comparison, message: int, prompt: str, header: str) -> Turn | Fault | None:
+def _behind_previous(
+    renders: Renders, how: Comparison, message: int, prompt: str, header: str
+) -> Turn | MisplacedTurn | None:
     """The beginning of the last turn by what stands behind the content of the message before it.
 
     Text and prompt are rendered with a stand-in for that content; what the prompt has behind it, the whole must have
@@ -248,7 +250,7 @@ def _behind_previous(renders: Renders, how: Comparison, message: int, prompt: st
     if header and behind.startswith(wanted):
         return Turn(message, place + len(wanted), 0, is_rewritten=True)
     if not how.lenient or not header:
-        return Fault(message, "prompt", _difference(behind, wanted))
+        return MisplacedTurn(message, "prompt", _difference(behind, wanted))
     own = renders.around(count, message)
     limit = len(own[0]) if own is not None and whole.startswith(own[0]) else len(whole)
     start = min(place + _agreement(behind, wanted), limit)

@@ -41,7 +41,7 @@ class _Block:
         self.num_stacked = 0
 
 
-class Rows:
+class BatchBlocks:
     """All blocks of one reading, one a part at a time. For one thread."""
 
     def __init__(self, allocate: Allocate, num_rows: int) -> None:
@@ -106,14 +106,14 @@ class Rows:
 
 
 class _Here(threading.local):
-    rows: Rows | None = None
+    rows: BatchBlocks | None = None
 
 
 _here = _Here()
 
 
 @contextmanager
-def reading_rows(allocate: Allocate, num_rows: int) -> Iterator[Rows]:
+def reading_rows(allocate: Allocate, num_rows: int) -> Iterator[BatchBlocks]:
     """In this thread images that are decoded are rows, and `pad_stack` knows them, until this ends.
 
     Args:
@@ -121,14 +121,14 @@ def reading_rows(allocate: Allocate, num_rows: int) -> Iterator[Rows]:
         num_rows: of a block; as many samples as will be read.
     """
     before = _here.rows
-    _here.rows = rows = Rows(allocate, num_rows)
+    _here.rows = rows = BatchBlocks(allocate, num_rows)
     try:
         yield rows
     finally:
         _here.rows = before
 
 
-def rows_here() -> Rows | None:
+def rows_here() -> BatchBlocks | None:
     """Those of the reading that goes on in this thread, if one does."""
     return _here.rows
 

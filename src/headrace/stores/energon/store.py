@@ -122,7 +122,7 @@ _ENTRY_BYTES: Final = 8
 _log = logging.getLogger("headrace")
 
 
-class Opened(msgspec.Struct, frozen=True, kw_only=True):
+class OpenedShards(msgspec.Struct, frozen=True, kw_only=True):
     """The shards of a dataset and of the part of it that is wanted, and the files that say so, the last one last."""
 
     info: Info
@@ -130,7 +130,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[Path, ...]
 
 
-def open_dataset(root: Path, part: str | None, split_config: str | None, strict: bool) -> Opened:
+def open_dataset(root: Path, part: str | None, split_config: str | None, strict: bool) -> OpenedShards:
     """Read info and split of a dataset.
 
     Raises:
@@ -141,20 +141,20 @@ def open_dataset(root: Path, part: str | None, split_config: str | None, strict:
         raise ConfigError(f"{root}: split_config={split_config!r} needs a split_part, as 'train'")
     info = read_info(root, strict=strict)
     if part is None:
-        opened = Opened(info=info, part=whole(info), files=(info.path,))
+        opened = OpenedShards(info=info, part=whole(info), files=(info.path,))
     else:
         splits = read_splits(root, split_config) if strict else find_splits(root, split_config, strict=False)
         if splits is not None:
-            opened = Opened(info=info, part=split_part(splits, part, info), files=(info.path, splits.path))
+            opened = OpenedShards(info=info, part=split_part(splits, part, info), files=(info.path, splits.path))
         elif part == DEFAULT_PART:
             _log.warning("%s: no split file; all shards are taken as %s", root, part)
-            opened = Opened(info=info, part=whole(info), files=(info.path,))
+            opened = OpenedShards(info=info, part=whole(info), files=(info.path,))
         else:
             raise ConfigError(f"{root}: no part {part!r}: there is no split file, so all shards are {DEFAULT_PART!r}")
     return opened if strict else _as_indexed(root, opened)
 
 
-def _as_indexed(root: Path, opened: Opened) -> Opened:
+def _as_indexed(root: Path, opened: OpenedShards) -> OpenedShards:
     """The same with the counts that the indices of the shards have, where there is one and it has another."""
     counts = dict(opened.info.shard_counts)
     differing = []
@@ -232,7 +232,7 @@ class EnergonStore(SampleStore):
             "hidden": hidden,
         }
         self._reader = reader(using)
-        self._opened: Opened = open_dataset(self.root, split_part, split_config, strict)
+        self._opened: OpenedShards = open_dataset(self.root, split_part, split_config, strict)
         self._dataset = read_dataset(self.root, dataset_config)
         names = self._opened.part.shards
         self._distinct = tuple(dict.fromkeys(names))

@@ -19,7 +19,7 @@ from headrace.io import Reader
 from headrace.stores.arguments import IntArray, TokenArray, read_only
 
 
-class Place(msgspec.Struct, frozen=True):
+class ArrayPlace(msgspec.Struct, frozen=True):
     """One array of little-endian integers.
 
     Attributes:
@@ -65,10 +65,10 @@ class Arrays(msgspec.Struct, frozen=True, kw_only=True):
 
     dtype: np.dtype[Any]
     header_bytes: int
-    sizes: Place
-    pointers: Place
-    bounds: Place | None = None
-    modes: Place | None = None
+    sizes: ArrayPlace
+    pointers: ArrayPlace
+    bounds: ArrayPlace | None = None
+    modes: ArrayPlace | None = None
     end: int
     shift: int = 0
 
@@ -109,7 +109,7 @@ _WINDOW: Final = 512
 """Entries that a search reads at once where the file is not mapped: 4 KiB."""
 
 
-class Column:
+class IntegerColumn:
     """One little-endian integer array in a file, as int64, at any alignment and any step from entry to entry.
 
     Args:
@@ -147,7 +147,7 @@ class Column:
         self._memory_key = (offset, "memory")
 
     @classmethod
-    def at(cls, reader: Reader, path: str, place: Place) -> Column:
+    def at(cls, reader: Reader, path: str, place: ArrayPlace) -> IntegerColumn:
         """The array that lies at a place."""
         return cls(reader, path, place.offset, place.dtype, place.count, stride=place.stride, scale=place.scale)
 
@@ -230,7 +230,7 @@ class Column:
         return data.data[self._offset : self._offset + 8 * self._count].cast("q")
 
 
-class Counting:
+class OneSequenceEach:
     """The document indices where each sequence is a document: 0, 1, 2, ... N; nothing is kept."""
 
     def __init__(self, num_sequences: int) -> None:
@@ -283,11 +283,11 @@ class Index:
         self.size = reader.size(path)
         self.arrays = arrays
         self._bin_bytes = bin_bytes
-        self.sizes = Column.at(reader, path, arrays.sizes)
-        self.pointers = Column.at(reader, path, arrays.pointers)
+        self.sizes = IntegerColumn.at(reader, path, arrays.sizes)
+        self.pointers = IntegerColumn.at(reader, path, arrays.pointers)
         bounds, modes = arrays.bounds, arrays.modes
-        self.bounds = Counting(len(self.sizes)) if bounds is None else Column.at(reader, path, bounds)
-        self.modes = None if modes is None else Column.at(reader, path, modes)
+        self.bounds = OneSequenceEach(len(self.sizes)) if bounds is None else IntegerColumn.at(reader, path, bounds)
+        self.modes = None if modes is None else IntegerColumn.at(reader, path, modes)
         self.last_byte = self._check_ends(bin_bytes)
 
     @property

@@ -41,7 +41,7 @@ from numpy.typing import DTypeLike
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import Reader
-from headrace.stores.indexed.index import CHUNK, Arrays, Column, Index, Place
+from headrace.stores.indexed.index import CHUNK, ArrayPlace, Arrays, Index, IntegerColumn
 
 Dialect = Literal["megatron", "deepspeed", "neox", "fairseq"]
 Documents = Literal["indices", "sequences"]
@@ -115,7 +115,7 @@ HEADER: Final = struct.Struct("<9sQBQQ")
 _FAIRSEQ_HEADER: Final = struct.Struct("<9sQBQ")
 
 
-class Layout(msgspec.Struct, frozen=True):
+class IdxLayout(msgspec.Struct, frozen=True):
     """Where the arrays of one ``.idx`` lie.
 
     Attributes:
@@ -162,13 +162,13 @@ class Layout(msgspec.Struct, frozen=True):
         """The same for readers of all formats; without documents each sequence is one."""
         begin, count = len(self.header()), self.num_sequences
         after = self.bounds_at + 8 * self.num_bounds
-        bounds = Place("document indices", self.bounds_at, "<i8", self.num_bounds)
-        modes = Place("modes of sequences", after, "<i4" if self.mode_bytes == 4 else "i1", count)
+        bounds = ArrayPlace("document indices", self.bounds_at, "<i8", self.num_bounds)
+        modes = ArrayPlace("modes of sequences", after, "<i4" if self.mode_bytes == 4 else "i1", count)
         return Arrays(
             dtype=self.dtype,
             header_bytes=begin,
-            sizes=Place("sizes of sequences", begin, "<i4", count),
-            pointers=Place("pointers of sequences", begin + 4 * count, "<i8", count),
+            sizes=ArrayPlace("sizes of sequences", begin, "<i4", count),
+            pointers=ArrayPlace("pointers of sequences", begin + 4 * count, "<i8", count),
             bounds=bounds if self.has_documents and with_documents else None,
             modes=modes if self.mode_bytes else None,
             end=self.end,
@@ -179,7 +179,7 @@ class Layout(msgspec.Struct, frozen=True):
         return self.arrays().describe(begin, end)
 
 
-def parse_header(path: str, header: bytes, idx_bytes: int, options: IndexedOptions = AS_FOUND) -> Layout:
+def parse_header(path: str, header: bytes, idx_bytes: int, options: IndexedOptions = AS_FOUND) -> IdxLayout:
     """The layout that the first 34 bytes of an ``.idx`` of this size tell of.
 
     What codes 6 and 7 mean they do not tell: without ``options.dialect`` the layout says ``"megatron"``.
@@ -210,18 +210,18 @@ def parse_header(path: str, header: bytes, idx_bytes: int, options: IndexedOptio
         also = "; 9 and 10 are fairseq's, whose .idx has 26 + 12 N bytes" if code in codes("fairseq") else ""
         raise StoreError(f"{path}: byte 17: dtype code {code} is unknown; the codes are {known}{also}")
     if is_fairseq:
-        return Layout(code, sequences, 0, dialect)
+        return IdxLayout(code, sequences, 0, dialect)
     bounds = HEADER.unpack_from(header)[-1]
     if bounds == 0:
         raise StoreError(f"{path}: byte 26: no document indices; even an empty store has one, 0")
-    layout = Layout(code, sequences, bounds, dialect)
+    layout = IdxLayout(code, sequences, bounds, dialect)
     if idx_bytes < layout.end:
         raise StoreError(
             f"{path}: cut short: {sequences} sequences and {bounds} document indices take {layout.end} bytes,"
             f" the file has {idx_bytes}"
         )
     mode_bytes = {layout.end + sequences: 1, layout.end + 4 * sequences: 4}.get(idx_bytes, 0) if sequences else 0
-    return Layout(code, sequences, bounds, dialect, mode_bytes)
+    return IdxLayout(code, sequences, bounds, dialect, mode_bytes)
 
 
 def dtype_code(dtype: DTypeLike, *, ids: bool = True) -> int:
@@ -272,10 +272,10 @@ def open_index(reader: Reader, path: str, bin_bytes: int, options: IndexedOption
     return index
 
 
-def _decided(reader: Reader, path: str, layout: Layout, bin_bytes: int, asked: Dialect | None) -> Dialect:
+def _decided(reader: Reader, path: str, layout: IdxLayout, bin_bytes: int, asked: Dialect | None) -> Dialect:
     """The dialect whose number for this code has the size that the ``.bin`` shows; the one asked for if it may be."""
     code, count = layout.dtype_code, layout.num_sequences
-    sizes = Column(reader, path, len(layout.header()), "<i4", count)
+    sizes = IntegerColumn(reader, path, len(layout.header()), "<i4", count)
     total = sum(int(sizes.read(at, min(at + CHUNK, count)).sum()) for at in range(0, count, CHUNK))
     meanings: dict[Dialect, np.dtype[Any]] = {name: codes(name)[code] for name in DIALECTS if name != "fairseq"}
     fits = [name for name, dtype in meanings.items() if total * dtype.itemsize == bin_bytes]
@@ -307,8 +307,8 @@ def _check_fairseq(index: Index, bin_bytes: int) -> None:
         )
 
 
-def _warn_if_lost(reader: Reader, path: str, layout: Layout) -> None:
-    bounds = Column(reader, path, layout.bounds_at, "<i8", layout.num_bounds)
+def _warn_if_lost(reader: Reader, path: str, layout: IdxLayout) -> None:
+    bounds = IntegerColumn(reader, path, layout.bounds_at, "<i8", layout.num_bounds)
     first, last = bounds.take(np.array([0, layout.num_bounds - 1])).tolist()
     if first != 0 or last != layout.num_sequences:
         warnings.warn(

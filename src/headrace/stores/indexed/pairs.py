@@ -45,7 +45,7 @@ import numpy as np
 
 from headrace.errors import StoreError
 from headrace.io import Reader, reader
-from headrace.stores.indexed.index import CHUNK, Arrays, Column, Index, Place
+from headrace.stores.indexed.index import CHUNK, ArrayPlace, Arrays, Index, IntegerColumn
 from headrace.stores.indexed.layout import AS_FOUND, FLOAT_CODES, MAGIC, IndexedOptions, codes
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.store import Problem
@@ -66,7 +66,9 @@ class TntStore(IndexedStore):
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """As of `IndexedStore`; and every item has one dimension."""
-        dimensions = Column(self._reader, self.index.path, self.index.arrays.header_bytes, "<i8", self.num_sequences)
+        dimensions = IntegerColumn(
+            self._reader, self.index.path, self.index.arrays.header_bytes, "<i8", self.num_sequences
+        )
         for begin in range(0, len(dimensions), CHUNK):
             found = dimensions.read(begin, min(begin + CHUNK, len(dimensions)))
             wrong = np.flatnonzero(found != np.arange(begin, begin + len(found)))
@@ -83,7 +85,7 @@ class TntStore(IndexedStore):
         head = using.read_ranges(path, np.zeros(1, np.int64), np.array([min(size, 56)])).tobytes()
         arrays = _arrays(path, head, size, self.options)
         index = Index(using, path, arrays, using.size(self._bin))
-        total = Column(using, path, arrays.pointers.end, "<i8", 1)
+        total = IntegerColumn(using, path, arrays.pointers.end, "<i8", 1)
         end = int(total.read(0, 1)[0]) * arrays.dtype.itemsize
         if end != index.last_byte:
             raise StoreError(
@@ -135,12 +137,12 @@ def _arrays(path: str, head: bytes, idx_bytes: int, options: IndexedOptions) -> 
     header = _HEADER.size + (8 if has_documents else 0)
     pointers = header + 8 * (count + 1)
     sizes = pointers + 8 * (count + 1)
-    bounds = Place("document indices", sizes + 8 * count, "<i8", num_bounds)
+    bounds = ArrayPlace("document indices", sizes + 8 * count, "<i8", num_bounds)
     return Arrays(
         dtype=known[code],
         header_bytes=header,
-        sizes=Place("sizes of sequences", sizes, "<i8", count),
-        pointers=Place("pointers of sequences", pointers, "<i8", count, scale=element_bytes),
+        sizes=ArrayPlace("sizes of sequences", sizes, "<i8", count),
+        pointers=ArrayPlace("pointers of sequences", pointers, "<i8", count, scale=element_bytes),
         bounds=bounds if has_documents and options.documents == "indices" else None,
         end=idx_bytes,
         shift=1 if options.dialect == "fairseq" else 0,
@@ -187,8 +189,10 @@ class AlephAlphaStore(IndexedStore):
         arrays = Arrays(
             dtype=dtype,
             header_bytes=0,
-            sizes=Place("lengths of documents", item, index_dtype.str, count, stride=2 * item),
-            pointers=Place("starts of documents", 0, index_dtype.str, count, stride=2 * item, scale=dtype.itemsize),
+            sizes=ArrayPlace("lengths of documents", item, index_dtype.str, count, stride=2 * item),
+            pointers=ArrayPlace(
+                "starts of documents", 0, index_dtype.str, count, stride=2 * item, scale=dtype.itemsize
+            ),
             end=size,
         )
         return Index(using, path, arrays, using.size(self._bin))

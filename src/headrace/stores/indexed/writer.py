@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import OutputError, StoreError
 from headrace.io import AtomicFile, check_local, commit, reader
-from headrace.stores.indexed.layout import Layout, dtype_code, open_index
+from headrace.stores.indexed.layout import IdxLayout, dtype_code, open_index
 from headrace.stores.token_file import CHUNK, LengthChunks, TokenFile, checked_lengths, checked_tokens
 from headrace.stores.writer import Writer
 from headrace.stores.written import KeyInfo, WriterState, WrittenShard
@@ -65,7 +65,7 @@ class IndexedWriter(Writer):
         check_local(prefix)
         self._prefix = os.fspath(prefix)
         self._code = dtype_code(dtype, ids=ids)
-        self._dtype = Layout(self._code, 0, 1).dtype
+        self._dtype = IdxLayout(self._code, 0, 1).dtype
         super().__init__(
             {_KEY: Path(self._prefix + ".bin")},
             {_KEY: self._dtype},
@@ -107,7 +107,7 @@ class IndexedWriter(Writer):
         self._num_sequences += int(np.count_nonzero(lengths))
 
     def _write_index(self, index: AtomicFile) -> None:
-        layout = Layout(self._code, self._num_sequences, self.num_documents + 1)
+        layout = IdxLayout(self._code, self._num_sequences, self.num_documents + 1)
         index.write(layout.header())
         for lengths in self._file.chunks():
             index.write(lengths[lengths > 0].data)
@@ -157,7 +157,7 @@ class SequenceFiles:
         OutputError: the system refuses a file.
     """
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: IdxLayout) -> None:
         self._layout = layout
         self._tokens = TokenFile(path, layout.dtype)
         self._kept: list[AtomicFile] = []
@@ -197,7 +197,7 @@ class SequenceFiles:
         num_sequences = self.num_sequences
         num_documents = self._bounds.size // 8 if self._layout.has_documents else num_sequences
         num_bounds = num_documents + 1 if self._layout.has_documents else 0
-        layout = Layout(
+        layout = IdxLayout(
             self._layout.dtype_code, num_sequences, num_bounds, self._layout.dialect, self._layout.mode_bytes
         )
         try:
@@ -226,7 +226,7 @@ class SequenceFiles:
         for file in self._kept:
             file.discard()
 
-    def _write_index(self, index: AtomicFile, layout: Layout) -> None:
+    def _write_index(self, index: AtomicFile, layout: IdxLayout) -> None:
         index.write(layout.header())
         for lengths in self._tokens.chunks():
             index.write(lengths.data)
