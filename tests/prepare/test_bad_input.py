@@ -34,7 +34,7 @@ from headrace.stores import load_manifest
 
 GOOD = b'{"text": "a good line of some length"}\n'
 pytestmark = pytest.mark.usefixtures("warm_workers")
-TRUTH = TokenOptions(backend="tokenizers")
+REFERENCE = TokenOptions(backend="tokenizers")
 
 
 def opens(folder: Path) -> bool:
@@ -176,7 +176,7 @@ def test_bad_records_are_skipped_and_listed(kit: Any, tmp_path: Path, shuffle: i
     found = []
     for workers, task_bytes in ((1, 1 << 20), (3, 300)):
         options = TextOptions(
-            tokens=TRUTH,
+            tokens=REFERENCE,
             errors=ErrorOptions(on_error="skip"),
             output=OutputOptions(shuffle=shuffle),
             workers=workers,
@@ -201,7 +201,7 @@ def test_more_bad_records_than_are_allowed(kit: Any, tmp_path: Path) -> None:
 
     def run(max_errors: int | float) -> None:
         errors = ErrorOptions(on_error="skip", max_errors=max_errors)
-        options = TextOptions(tokens=TRUTH, errors=errors, workers=2, task_bytes=1000)
+        options = TextOptions(tokens=REFERENCE, errors=errors, workers=2, task_bytes=1000)
         prepare_text([file], tmp_path / f"out-{max_errors}", tokenizer=kit.tokenizer, options=options)
 
     with pytest.raises(
@@ -227,12 +227,12 @@ def test_a_torn_gzip(kit: Any, tmp_path: Path, cut: float) -> None:
     data = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
     file = tmp_path / "in.jsonl.gz"
     file.write_bytes(data[: int(len(data) * cut)])
-    options = TextOptions(tokens=TRUTH, workers=1)
+    options = TextOptions(tokens=REFERENCE, workers=1)
     with pytest.raises(InputError, match=r"in\.jsonl\.gz, line [\d,]+: .*") as caught:
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
     assert "gzip" in str(caught.value)
     assert not opens(tmp_path / "out")
-    options = TextOptions(tokens=TRUTH, workers=1, errors=ErrorOptions(on_error="skip"))
+    options = TextOptions(tokens=REFERENCE, workers=1, errors=ErrorOptions(on_error="skip"))
     manifest = prepare_text([file], tmp_path / "skip", tokenizer=kit.tokenizer, options=options)
     kept = manifest.ledger.documents.kept
     assert 500 < kept < 5000
@@ -263,7 +263,7 @@ def test_files_that_cannot_be_read_are_skipped_and_listed(kit: Any, tmp_path: Pa
     torn = folder / "1.parquet"
     torn.write_bytes(torn.read_bytes()[:-10])
     (folder / "3.jsonl.gz").touch()
-    options = TextOptions(tokens=TRUTH, errors=ErrorOptions(on_error="skip"), workers=2)
+    options = TextOptions(tokens=REFERENCE, errors=ErrorOptions(on_error="skip"), workers=2)
     manifest = prepare_text([folder], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
     assert (manifest.ledger.documents.read, manifest.ledger.documents.kept) == (202, 200)
     assert [(Path(error.file).name, error.unit) for error in manifest.errors] == [
@@ -277,7 +277,7 @@ def test_files_that_cannot_be_read_are_skipped_and_listed(kit: Any, tmp_path: Pa
 
 def test_a_record_that_is_too_long(kit: Any, tmp_path: Path) -> None:
     file = kit.write(tmp_path / "in.jsonl", [{"text": "fine"}, {"text": "long " * 900_000}, {"text": "good"}])
-    options = TextOptions(tokens=TRUTH, records=RecordOptions(max_record_bytes=1 << 21))
+    options = TextOptions(tokens=REFERENCE, records=RecordOptions(max_record_bytes=1 << 21))
     with pytest.raises(
         InputError,
         match=r"line 2: a line of 4,500,013 bytes; at most 2,097,152 are allowed;.*one object a line\? Nothing",
@@ -292,7 +292,7 @@ def test_a_truncated_parquet(kit: Any, tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["a word"] * 1000}), file)
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"in\.parquet"):
-        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=TextOptions(tokens=TRUTH))
+        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=TextOptions(tokens=REFERENCE))
     assert not (tmp_path / "out").exists()
 
 
@@ -306,7 +306,7 @@ def test_a_special_token_in_a_text(kit: Any, tmp_path: Path) -> None:
 
 
 def test_filters_that_leave_nothing(kit: Any, corpus: Path, tmp_path: Path) -> None:
-    options = TextOptions(tokens=TRUTH, filters=FilterSpec(min_chars=10**6))
+    options = TextOptions(tokens=REFERENCE, filters=FilterSpec(min_chars=10**6))
     with pytest.raises(InputError, match=r"no documents are left of [\d,]+ records: min_chars [\d,]+"):
         prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
     assert not opens(tmp_path / "out")
@@ -316,7 +316,7 @@ def test_a_filter_that_fails(kit: Any, tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "wanted.py").write_text("def check(record):\n    return 'too old' if record['year'] < 2000 else True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     file = kit.write(tmp_path / "in.jsonl", [{"text": "a", "year": 2001}, {"text": "b", "year": 1}, {"text": "c"}])
-    options = TextOptions(tokens=TRUTH, filters=FilterSpec(function="wanted:check"), workers=1)
+    options = TextOptions(tokens=REFERENCE, filters=FilterSpec(function="wanted:check"), workers=1)
     with pytest.raises(InputError, match=r"line 3: .*wanted:check.*KeyError: 'year'"):
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
     options = msgspec.structs.replace(options, errors=ErrorOptions(on_error="skip"))
@@ -352,7 +352,7 @@ def test_a_lost_document_does_not_go_unseen(
             deal(self, order[1:], ordinals[1:], [(row[0][row[1][0] :], row[1][1:]) for row in rows])
 
         monkeypatch.setattr(BucketWriter, "add", losing)
-    options = TextOptions(tokens=TRUTH, output=OutputOptions(shuffle=1 if place == "buckets" else None), workers=1)
+    options = TextOptions(tokens=REFERENCE, output=OutputOptions(shuffle=1 if place == "buckets" else None), workers=1)
     with pytest.raises(HeadraceError, match=r"does not balance|This is a defect"):
         prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
     assert not opens(tmp_path / "out")

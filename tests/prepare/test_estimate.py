@@ -25,7 +25,7 @@ from headrace.prepare.backends import MismatchError, ProvedEncoder
 from headrace.stores import Manifest
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
-TRUTH = TokenOptions(backend="tokenizers")
+REFERENCE = TokenOptions(backend="tokenizers")
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ def both(kit: Any, path: Path, options: TextOptions, out: Path) -> tuple[Estimat
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("jsonl", TextOptions(tokens=TRUTH)),
+        ("jsonl", TextOptions(tokens=REFERENCE)),
         ("jsonl.gz", TextOptions(tokens=TokenOptions(append_eod=True, prepend_bos=True, bos=1))),
-        ("jsonl.zst", TextOptions(tokens=TRUTH, output=OutputOptions(shuffle=1))),
-        ("parquet", TextOptions(tokens=TRUTH, output=OutputOptions(format="keyed"))),
-        ("arrow", TextOptions(tokens=TRUTH, filters=FilterSpec(min_tokens=100, max_chars=1500))),
-        ("txt", TextOptions(tokens=TRUTH, records=RecordOptions(sample_by="paragraph"))),
+        ("jsonl.zst", TextOptions(tokens=REFERENCE, output=OutputOptions(shuffle=1))),
+        ("parquet", TextOptions(tokens=REFERENCE, output=OutputOptions(format="keyed"))),
+        ("arrow", TextOptions(tokens=REFERENCE, filters=FilterSpec(min_tokens=100, max_chars=1500))),
+        ("txt", TextOptions(tokens=REFERENCE, records=RecordOptions(sample_by="paragraph"))),
     ],
 )
 @pytest.mark.sampled(1)
@@ -120,7 +120,7 @@ def test_a_sample_tells_of_the_whole(
     monkeypatch.setattr("headrace.prepare.estimate.PLACE_BYTES", 8 << 10)
     path = write(tmp_path, kind, texts)
     options = TextOptions(
-        tokens=TRUTH,
+        tokens=REFERENCE,
         records=RecordOptions(sample_by=sample_by),
         output=OutputOptions(shuffle=shuffle),
         workers=1,
@@ -146,7 +146,7 @@ def test_files_of_all_kinds_together(
     (tmp_path / "tiny").mkdir()
     for number, text in enumerate(texts[1500:1700]):
         (tmp_path / f"tiny/{number}.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    options = TextOptions(tokens=TRUTH, workers=1)
+    options = TextOptions(tokens=REFERENCE, workers=1)
     estimate = estimate_text([*inputs, tmp_path / "tiny"], tokenizer=kit.tokenizer, options=options)
     manifest = prepare_text([*inputs, tmp_path / "tiny"], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
     assert estimate.inputs == 202
@@ -164,7 +164,7 @@ def test_bytes_of_a_compressed_file_count_where_they_are_used(
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(lines))
     assert len(lines) > 30 * (tmp_path / "in.jsonl.gz").stat().st_size
     estimate = estimate_text(
-        [tmp_path / "in.jsonl.gz"], tokenizer=kit.tokenizer, options=TextOptions(tokens=TRUTH, workers=1)
+        [tmp_path / "in.jsonl.gz"], tokenizer=kit.tokenizer, options=TextOptions(tokens=REFERENCE, workers=1)
     )
     assert not estimate.is_exact
     assert estimate.documents == pytest.approx(8000, rel=0.1)
@@ -176,7 +176,7 @@ def test_long_lines_count_where_they_begin(kit: Any, tmp_path: Path, monkeypatch
     monkeypatch.setattr("headrace.prepare.estimate.NUM_PLACES", 256)
     lines = [{"text": "a b " * 25} for _ in range(10_000)] + [{"text": "a b " * 5_000} for _ in range(50)]
     kit.write(tmp_path / "in.jsonl", lines)
-    estimate = estimate_text([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer, options=TextOptions(tokens=TRUTH))
+    estimate = estimate_text([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer, options=TextOptions(tokens=REFERENCE))
     assert estimate.documents == pytest.approx(10_050, rel=0.3)
     assert estimate.tokens == pytest.approx(2 * 10_000 * 50, rel=0.02)
 

@@ -96,7 +96,7 @@ def test_an_estimate_is_right_on_average(kinds: list[str]) -> None:
     sizes = draw.integers(2_000, 40_000, len(kinds))
     densities = [np.repeat(draw.gamma(2.0, 1.0, size // 50 + 1), 50)[:size] for size in sizes]
     files = [file(int(size), kind) for size, kind in zip(sizes, kinds, strict=True)]
-    truth = sum(float(density.sum()) for density in densities)
+    reference = sum(float(density.sum()) for density in densities)
     if set(kinds) == {"jsonl.gz"}:  # seen from its beginning alone
         densities = [np.full(len(density), density.mean()) for density in densities]
     total = int(sizes.sum())
@@ -108,7 +108,7 @@ def test_an_estimate_is_right_on_average(kinds: list[str]) -> None:
             part = density[span.begin : span.end]
             sums += place.weight / len(part) * np.array([len(part), part.sum()])
         values.append(sums[1] / sums[0] * total)
-    assert math.isclose(np.mean(values), truth, rel_tol=0.02)
+    assert math.isclose(np.mean(values), reference, rel_tol=0.02)
 
 
 def test_an_empty_input_has_no_places() -> None:

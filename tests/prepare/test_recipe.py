@@ -361,7 +361,7 @@ def test_a_fast_library_gives_the_same_bytes(folder: Path, workers: int, monkeyp
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["other ids", "impossible ids", "a refusal"])
 def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the sample, or since a record is bad that the truth takes; what it has made of the task is thrown away."""
+    """By the sample, or by a bad record that the reference tokeniser takes; what it made of the task is thrown away."""
 
     class Late(wrong_tokeniser.Wrong):
         def encode(self, texts: list[str]) -> EncodedTexts:
@@ -369,7 +369,7 @@ def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkey
                 if kind == "a refusal":
                     raise RefusedTextError("no", 0)
                 if kind == "impossible ids":
-                    encoded = self._truth.encode(texts)
+                    encoded = self._reference.encode(texts)
                     return EncodedTexts(encoded.ids + np.uint32(5000), encoded.lengths)
             return super().encode(texts)
 

@@ -32,7 +32,7 @@ from headrace.prepare import (
 from headrace.stores import Manifest, Provenance, load_manifest
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
-TRUTH = TokenOptions(backend="tokenizers")
+REFERENCE = TokenOptions(backend="tokenizers")
 ODD_TEXTS = [
     "",
     " ",
@@ -234,7 +234,7 @@ def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_pa
 def test_the_order_does_not_depend_on_the_buckets(
     kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = TextOptions(tokens=TRUTH, output=OutputOptions(shuffle=3), workers=1, task_bytes=200_000)
+    options = TextOptions(tokens=REFERENCE, output=OutputOptions(shuffle=3), workers=1, task_bytes=200_000)
     found = []
     for num_buckets in (1, 2, 64, 512):
         monkeypatch.setattr("headrace.prepare.run.choose_num_buckets", lambda size, workers, n=num_buckets: n)
@@ -278,7 +278,7 @@ def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path, monkeypatc
     monkeypatch.setattr("headrace.prepare.executor.subprocess", subprocess)  # a real start, that reads its path
     for shuffle in (None, 5):
         options = TextOptions(
-            tokens=TRUTH,
+            tokens=REFERENCE,
             records=RecordOptions(),
             output=OutputOptions(shuffle=shuffle),
             errors=ErrorOptions(on_error="skip"),

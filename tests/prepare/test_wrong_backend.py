@@ -147,7 +147,7 @@ def test_in_processes_of_their_own(kit: Any, corpus: Path, tmp_path: Path, monke
 
 
 def test_found_among_the_first_documents(kit: Any, corpus: Path, tmp_path: Path) -> None:
-    """Nothing has been written then: the whole run is of the truth."""
+    """Nothing has been written then: the whole run is of the reference tokeniser."""
     lines = (corpus / "a.jsonl").read_text().splitlines()
     (corpus / "a.jsonl").write_text("\n".join(lines[11:]))
     notices: list[str] = []

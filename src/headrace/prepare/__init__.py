@@ -6,7 +6,7 @@
     executor       tasks -> worker processes -> results in order
       text_task    spans -> blocks -> documents -> pieces on disk                            \\
       buckets      a bucket of a shuffled run -> a sorted piece                               | in the workers
-    taking         pieces -> shards or buckets, ledger, table of origins, checkpoints
+    committer      pieces -> shards or buckets, ledger, table of origins, checkpoints
     output_folder  all of it -> the folder, at once or not at all
     text           the whole: prepare_text
     estimate       a sample of it: estimate_text

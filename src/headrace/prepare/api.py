@@ -59,7 +59,8 @@ def prepare_text(
         tokenizer: a ``tokenizer.json``, or a folder that holds one.
         options: see `TextOptions`.
         on_progress: called a few times a second.
-        on_notice: called with what a user should know: a run is continued, a tokeniser was not equal to the truth.
+        on_notice: called with what a user should know: a run is continued, or a fast library was wrong and is no
+            longer used.
         stdin: what ``-`` stands for; by default standard input.
 
     Raises:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import InputError
 from headrace.plan.keys import derive, derive_array
-from headrace.prepare.backends import TRUTH, ProvedEncoder, RefusedTextError, SpecialFinder
+from headrace.prepare.backends import REFERENCE, ProvedEncoder, RefusedTextError, SpecialFinder
 from headrace.prepare.columns import IntArray, add_ends, keep_rows, total_lengths
 from headrace.prepare.filters import Filters, hash_texts
 from headrace.prepare.messages import Setup
@@ -91,7 +91,7 @@ LENGTH = "length"
 """The reason for which tokens are cut off documents."""
 
 SAMPLE_ONE_IN = 2000
-"""Share of the documents that the truth encodes as well, chosen by a hash of their place."""
+"""Share of the documents that the reference tokeniser encodes as well, chosen by a hash of their place."""
 
 BLANK, BAD = "blank", "bad"
 
@@ -155,7 +155,7 @@ class BlockEncoder:
         """The documents of a block of this input file.
 
         Raises:
-            MismatchError: the fast tokeniser is not equal to the truth.
+            MismatchError: the fast tokeniser is not equal to the reference tokeniser.
             InputError: the tokeniser contradicts itself.
         """
         columns = block.texts
@@ -195,7 +195,7 @@ class BlockEncoder:
                 text = chosen[error.index]
                 state.refuse(int(alive[error.index]), f"the tokeniser refuses the text: {error}; found {text[:60]!r}")
                 continue
-            state.num_proved = int(np.count_nonzero(sampled[alive])) if self._encoder.name != TRUTH else 0
+            state.num_proved = int(np.count_nonzero(sampled[alive])) if self._encoder.name != REFERENCE else 0
             state.num_routed = self._encoder.num_routed - routed_before
             return rows
 

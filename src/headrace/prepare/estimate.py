@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError, InputError
 from headrace.io import check_local
 from headrace.plan.keys import derive, source_key
-from headrace.prepare.backends import TRUTH, MismatchError, ProvedEncoder, choose_backend
+from headrace.prepare.backends import REFERENCE, MismatchError, ProvedEncoder, choose_backend
 from headrace.prepare.options import TextOptions, check_options
 from headrace.prepare.run_plan import RunPlan
 from headrace.prepare.sources import Block, SourceFile, Span, choose_task_bytes, find_inputs, open_span
@@ -116,7 +116,7 @@ def estimate_plan(plan: RunPlan) -> Estimate:
     try:
         sample = _Sample(plan, backend)
     except MismatchError as error:
-        backend, fallback = TRUTH, str(error)
+        backend, fallback = REFERENCE, str(error)
         sample = _Sample(plan, backend)
     if not sample.num_records:
         raise InputError(f"no records in a sample of {len(plan.files):,} files: is this the right data?")
@@ -208,7 +208,7 @@ class _Sample:
     """The places of a run, read and encoded in this process by one library.
 
     Raises:
-        MismatchError: the library is not equal to the truth.
+        MismatchError: the library is not equal to the reference tokeniser.
         InputError: a file cannot be read.
     """
 

@@ -1,4 +1,4 @@
-"""The first documents of a run, encoded by the fast tokeniser and by the reference tokenizer before any is written."""
+"""The first documents of a run, encoded by the fast tokeniser and by the reference tokeniser before any is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.prepare.backends import TRUTH, Choice, OnCompared, ProvedEncoder, compare
+from headrace.prepare.backends import REFERENCE, Choice, OnCompared, ProvedEncoder, compare
 from headrace.prepare.forking import apart, may_fork
 from headrace.prepare.options import TextOptions
 from headrace.prepare.sources import RecordSpec, SourceFile, Span, open_span
@@ -50,24 +50,26 @@ def prove_first_documents(
 ) -> FirstProof:
     """Encode the first documents by the chosen library and by ``tokenizers``."""
     special = options.tokens.special_tokens_in_text
-    if choice.name == TRUTH:
-        return FirstProof(choice, 0, ProvedEncoder(TRUTH, tokenizer_json, special) if may_fork() else None)
+    if choice.name == REFERENCE:
+        return FirstProof(choice, 0, ProvedEncoder(REFERENCE, tokenizer_json, special) if may_fork() else None)
     texts = list(_first_texts(files, msgspec.structs.replace(spec, whole=False, id_field=None), options))
     return prove_texts(choice, texts, ProvedEncoder(choice.name, tokenizer_json, special), on_compared)
 
 
 def prove_texts(choice: Choice, texts: list[str], encoder: ProvedEncoder, on_compared: OnCompared) -> FirstProof:
     """As `prove_first_documents`, for texts that are at hand."""
-    truth = encoder.truth
+    reference = encoder.reference
     found = apart(
-        lambda say: compare(encoder.backend, truth, texts, on_compared=lambda done, total: say((done, total))),
+        lambda say: compare(encoder.backend, reference, texts, on_compared=lambda done, total: say((done, total))),
         lambda said: on_compared(*said),
     )
     if found is None:
         return FirstProof(choice, len(texts), encoder if may_fork() else None)
     reason = f"differs on text {found.index + 1:,} of the first {len(texts):,} of the run: {found.message}"
     reasons = {**choice.reasons, choice.name: reason}
-    return FirstProof(msgspec.structs.replace(choice, name=truth.name, version=truth.version, reasons=reasons), 0, None)
+    return FirstProof(
+        msgspec.structs.replace(choice, name=reference.name, version=reference.version, reasons=reasons), 0, None
+    )
 
 
 def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOptions) -> Iterator[str]:

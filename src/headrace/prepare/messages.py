@@ -150,9 +150,9 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 class TaskFailed(msgspec.Struct, frozen=True, tag=True):
     """A task failed; the worker lives on.
 
-    ``kind`` is ``input``, ``output``, ``mismatch`` (the fast tokeniser is not equal to the truth) or ``crash``
-    (``message`` is then a traceback). For a bad line ``message`` says what was found, and the parent adds file and
-    line: only it knows how many lines there were before.
+    ``kind`` is ``input``, ``output``, ``mismatch`` (the fast library is not equal to the reference tokeniser) or
+    ``crash`` (``message`` is then a traceback). For a bad line ``message`` says what was found, and the parent adds
+    file and line: only it knows how many lines there were before.
     """
 
     turn: int

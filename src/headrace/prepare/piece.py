@@ -88,9 +88,9 @@ class PieceInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_special: int = 0
     """Documents read in which the text of an added token occurs."""
     num_proved: int = 0
-    """Documents that the truth encoded as well."""
+    """Documents that the reference tokeniser encoded as well."""
     num_routed: int = 0
-    """Texts that the truth encoded alone."""
+    """Texts that the reference tokeniser encoded alone."""
     dropped: dict[str, int] = {}
     """Documents that a filter dropped, by reason."""
     errors: tuple[tuple[int, int, str], ...] = ()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, InputError, RenderLimitError
 from headrace.prepare import documents
-from headrace.prepare.backends import TRUTH, MismatchError, ProvedEncoder, RefusedTextError
+from headrace.prepare.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
 from headrace.prepare.columns import Column, Rows
 from headrace.prepare.documents import LENGTH, BlockState, Documents, KeySums, SampleCounts
 from headrace.prepare.filters import Filters, HashArray
@@ -28,7 +28,7 @@ from headrace.samples.templates import ChatTemplate, TemplateSetup
 
 
 class WatchedEncoder:
-    """A `TextEncoder` of the room ``samples``, watched by the truth.
+    """A `TextEncoder` of the room ``samples``, watched by the reference tokeniser.
 
     Which texts are compared is told by their own hash, so that it depends on nothing around them.
     """
@@ -41,8 +41,8 @@ class WatchedEncoder:
         """All ids of all texts in a row, and the number of tokens of each.
 
         Raises:
-            InputError: the truth refuses a text.
-            MismatchError: the library is not equal to the truth.
+            InputError: the reference tokeniser refuses a text.
+            MismatchError: the library is not equal to the reference tokeniser.
         """
         hashes = (xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), self._seed) for text in texts)
         sampled = np.fromiter(hashes, np.uint64, len(texts)) % np.uint64(documents.SAMPLE_ONE_IN) == 0
@@ -67,7 +67,7 @@ class RecordEncoder:
         self._sources = setup.making.sources
         self._json = tokenizer_json
         self._proved = proved
-        self._encoder = None if proved.name == TRUTH else WatchedEncoder(proved, setup.sample_key)
+        self._encoder = None if proved.name == REFERENCE else WatchedEncoder(proved, setup.sample_key)
         self._filters = Filters(setup.filters)
         self._makers: dict[tuple[int, bool], SampleMaker] = {}
 
@@ -75,7 +75,7 @@ class RecordEncoder:
         """The documents of a block of this input file.
 
         Raises:
-            MismatchError: the fast tokeniser is not equal to the truth.
+            MismatchError: the fast tokeniser is not equal to the reference tokeniser.
             RenderLimitError: the template takes more time or memory than it may, with the line of the record.
             ConfigError: the recipe cannot be followed, whatever the record.
         """
@@ -138,7 +138,7 @@ class RecordEncoder:
         return found
 
     def _confirm(self, made: MadeDocuments, records: Sequence[Any], source: int) -> None:
-        """Make bad records once more with the truth, where a fast library encoded: it may be what is wrong.
+        """Make bad records once more with the reference tokeniser: the fast library may be what is wrong.
 
         Raises:
             MismatchError: it is.

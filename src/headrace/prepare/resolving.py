@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.prepare.backends import (
-    TRUTH,
+    REFERENCE,
     Backend,
     Choice,
     OnCompared,
@@ -191,7 +191,7 @@ def resolve(
         RunPlan.record_spec(options),
         stdin=stdin,
         keep_faulty=options.errors.on_error == "skip",
-        num_records=NUM_RECORDS if choice.name == TRUTH else NUM_DOCUMENTS,
+        num_records=NUM_RECORDS if choice.name == REFERENCE else NUM_DOCUMENTS,
         max_record_bytes=options.records.max_record_bytes,
         on_notice=on_notice,
     )
@@ -277,9 +277,9 @@ def find_template(recipe: Recipe, folder: Path, earlier: Mapping[str, Any]) -> t
 def _choice(loaded: TextTokenizer, options: TextOptions, on_compared: OnCompared) -> Choice:
     """The library, before any text was seen. Texts of recipes hold special tokens, which are encoded as such."""
     wanted = options.tokens.backend
-    if wanted == TRUTH or SpanEncoder(loaded.json).sums_lengths:
+    if wanted == REFERENCE or SpanEncoder(loaded.json).sums_lengths:
         return choose_backend(loaded.json, wanted=wanted, special="encode", on_compared=on_compared)
-    choice = choose_backend(loaded.json, wanted=TRUTH, special="encode")
+    choice = choose_backend(loaded.json, wanted=REFERENCE, special="encode")
     return msgspec.structs.replace(choice, reasons={"all others" if wanted == "auto" else wanted: _OFFSETS})
 
 
@@ -301,9 +301,9 @@ def _tried(
 ) -> tuple[FirstProof, _Made]:
     """Make the first records of each input, so that what cannot be shows now, and prove the library on their texts."""
     encoder, recorder = None, None
-    if choice.name != TRUTH or may_fork():
+    if choice.name != REFERENCE or may_fork():
         encoder = ProvedEncoder(choice.name, loaded.json, "encode")
-    if encoder is not None and choice.name != TRUTH:
+    if encoder is not None and choice.name != REFERENCE:
         recorder = _Recorder(encoder.backend, most_characters(inputs.files))
     maker: SampleMaker | None = None
     counts: Counter[str] = Counter()

@@ -38,7 +38,7 @@ from headrace.prepare.sources import SourceFile
 from headrace.stores import ErrorEntry, Manifest, load_manifest
 
 REPORT_S = 0.2
-_TRUTH = "tokenizers"
+_REFERENCE = "tokenizers"
 _ADVICE = (
     "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
     "--on-error skip."
@@ -50,7 +50,7 @@ class _NoOutputError(InputError):
 
 
 class _FallBackError(Exception):
-    """The fast tokeniser is not equal to the truth, from the task on whose turn it is."""
+    """The fast tokeniser is not equal to the reference tokeniser, from the task on whose turn it is."""
 
 
 class TextRun:
@@ -140,7 +140,7 @@ class TextRun:
         return True
 
     def _encode(self) -> None:
-        backend = _TRUTH if self._state.fallback else self._plan.choice.name
+        backend = _REFERENCE if self._state.fallback else self._plan.choice.name
         setup = self._setup(backend)
         state = self._state
         orders = self._plan.orders(first_task=state.turn, start=state.cursor, hashed=self._ledger.state.hashes)
@@ -154,7 +154,7 @@ class TextRun:
             if isinstance(result, HashDone):
                 self._ledger.state.hashes[result.number] = result.xxh3_128
                 continue
-            if backend != _TRUTH and result.piece == 0 and not result.is_last:
+            if backend != _REFERENCE and result.piece == 0 and not result.is_last:
                 self._taker.checkpoint()
                 save_state(self._work, state, TASK_NAME)
             path = piece_path(setup.parts, result.turn, result.piece)
@@ -164,7 +164,7 @@ class TextRun:
             self._check_errors()
 
     def _sort(self) -> None:
-        setup = self._setup(_TRUTH)
+        setup = self._setup(_REFERENCE)
         folder = Path(setup.buckets)
         sizes = self._state.bucket_sizes
         for bucket in range(self._state.turn):  # a kill between a checkpoint and what it allows to be deleted
@@ -254,8 +254,8 @@ class TextRun:
         self._take_from(state)
         self._underway.clear()
         self._on_notice(
-            f"{self._plan.choice.name} is not equal to {_TRUTH} on this text, so all that is not proved yet is encoded "
-            f"by {_TRUTH}: {message}"
+            f"{self._plan.choice.name} is not equal to {_REFERENCE} on this text, so all that is not proved yet is "
+            f"encoded by {_REFERENCE}: {message}"
         )
 
     def _error(self, failed: TaskFailed) -> Exception:

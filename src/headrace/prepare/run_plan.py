@@ -80,7 +80,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     bos: int | None
     choice: Choice
     first_documents: int = 0
-    """Texts at the beginning that the truth encoded as well."""
+    """Texts at the beginning that the reference tokeniser encoded as well."""
     task_bytes: int
     recipe: RecipePart | None = None
 

@@ -78,7 +78,7 @@ class TextWork:
 
         Raises:
             BadLineError: a record that cannot be used, where that stops the run.
-            MismatchError: the fast tokeniser is not equal to the truth.
+            MismatchError: the fast tokeniser is not equal to the reference tokeniser.
             InputError: a file that cannot be read or has changed.
             OutputError: a piece cannot be written.
         """

@@ -43,8 +43,8 @@ PROSE = (
 )
 
 
-class RememberedTruth(TokenizersBackend):
-    """The truth, which encodes the same texts once a session: those of the probe are most of what a proof costs."""
+class RememberedReference(TokenizersBackend):
+    """The reference tokeniser, which encodes a text once a session: those of the probe are most of a proof's cost."""
 
     _known: ClassVar[dict[tuple[bytes, str, tuple[str, ...]], EncodedTexts]] = {}
 
@@ -62,17 +62,17 @@ class RememberedTruth(TokenizersBackend):
 
 
 class Odd:
-    """The truth, but for what a test does to it."""
+    """The reference tokeniser, but for what a test does to it."""
 
     name = "gigatoken"
     version = "0"
 
     def __init__(self, content: bytes, change: Callable[[list[str], EncodedTexts], EncodedTexts]) -> None:
-        self._truth = RememberedTruth(content, "encode")
+        self._reference = RememberedReference(content, "encode")
         self._change = change
 
     def encode(self, texts: list[str]) -> EncodedTexts:
-        return self._change(texts, self._truth.encode(texts))
+        return self._change(texts, self._reference.encode(texts))
 
 
 class Family:
@@ -197,9 +197,9 @@ def nothing_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module", autouse=True)
 def proofs() -> Iterator[None]:
-    """Here each is made; only what the truth says is remembered."""
+    """Here each is made; only what the reference tokeniser says is remembered."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proof, "TokenizersBackend", RememberedTruth)
+        patch.setattr(proof, "TokenizersBackend", RememberedReference)
         yield
 
 

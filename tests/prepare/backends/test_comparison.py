@@ -1,4 +1,4 @@
-"""Where a fast library and the truth part is found and named."""
+"""Where a fast library and the reference tokeniser part is found and named."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_compare_names_the_first_text_that_differs(
     monkeypatch.setattr(comparison, "BATCH_CHARACTERS", batch_characters)
     content = family.make("gpt2")
     texts = family.documents(500)
-    truth = TokenizersBackend(content, "encode")
-    assert compare(load_backend("gigatoken", content, "encode"), truth, texts) is None
+    reference = TokenizersBackend(content, "encode")
+    assert compare(load_backend("gigatoken", content, "encode"), reference, texts) is None
 
     def change(batch: list[str], encoded: EncodedTexts) -> EncodedTexts:
         ids = encoded.ids.copy()
@@ -31,14 +31,14 @@ def test_compare_names_the_first_text_that_differs(
                 ids[int(encoded.lengths[:index].sum())] += 1
         return EncodedTexts(ids, encoded.lengths)
 
-    found = compare(family.odd(content, change), truth, texts)
+    found = compare(family.odd(content, change), reference, texts)
     assert found is not None
     assert found.index == 321
     assert found.message.startswith(f"token 0 of a text of {len(texts[321])} characters, near ")
 
 
 def test_compare_goes_on_behind_a_text_that_both_refuse(family: Any) -> None:
-    truth = TokenizersBackend(family.make("gpt2"), "encode")
+    reference = TokenizersBackend(family.make("gpt2"), "encode")
 
     class Refusing:
         name, version = "refusing", "0"
@@ -49,7 +49,7 @@ def test_compare_goes_on_behind_a_text_that_both_refuse(family: Any) -> None:
         def encode(self, texts: list[str]) -> EncodedTexts:
             if self.refused in texts:
                 raise RefusedTextError("not this one", texts.index(self.refused))
-            return truth.encode([text + "." if text == self.changed else text for text in texts])
+            return reference.encode([text + "." if text == self.changed else text for text in texts])
 
     texts = ["a", "b", "c", "d"]
     assert compare(Refusing("b"), Refusing("b"), texts) is None

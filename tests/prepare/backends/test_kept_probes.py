@@ -27,9 +27,9 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The probes that were made, of a few texts each."""
     made: list[str] = []
 
-    def compare(fast: Any, truth: Any, texts: list[str], **rest: Any) -> Difference | None:
+    def compare(fast: Any, reference: Any, texts: list[str], **rest: Any) -> Difference | None:
         made.append(fast.name)
-        return proof_compare(fast, truth, texts, **rest)
+        return proof_compare(fast, reference, texts, **rest)
 
     proof_compare = proof.compare
     monkeypatch.setattr(proof, "probe_texts", lambda layout, is_byte_level: ["some words", "and 123"])

@@ -1,4 +1,4 @@
-"""The fast libraries give the truth's ids, or say at once that they do not fit."""
+"""The fast libraries give the reference tokeniser's ids, or say at once that they do not fit."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ SUITABLE = [
 def test_same_ids(library: str, name: str, family: Any) -> None:
     content = family.make(name)
     fast = FAST[library](content, "encode")
-    truth = TokenizersBackend(content, "encode")
+    reference = TokenizersBackend(content, "encode")
     words = ["\n", "  ", "\t", "é", "e\u0301", "中文", "12345", "'ll", "...", "<|", "Word", "лиса", "\u200d", "İ"]
     text = st.lists(st.one_of(st.sampled_from(words), st.characters(exclude_categories=["Cs", "Cn"])), max_size=30)
 
     @given(texts=st.lists(text.map("".join), max_size=6))
     @settings(max_examples=cases(16, 40), deadline=None)
     def check(texts: list[str]) -> None:
-        ours, theirs = fast.encode(texts), truth.encode(texts)
+        ours, theirs = fast.encode(texts), reference.encode(texts)
         assert ours.ids.dtype == np.uint32
         assert ours.lengths.dtype == np.int64
         assert ours.lengths.tolist() == theirs.lengths.tolist()
@@ -48,7 +48,7 @@ def test_same_ids(library: str, name: str, family: Any) -> None:
 
     check()
     check_texts = family.documents(200)
-    np.testing.assert_array_equal(fast.encode(check_texts).ids, truth.encode(check_texts).ids)
+    np.testing.assert_array_equal(fast.encode(check_texts).ids, reference.encode(check_texts).ids)
 
 
 @pytest.mark.parametrize("library", ["gigatoken", "fastokens"])

@@ -72,14 +72,14 @@ def test_the_wanted_one(name: str, wanted: str, family: Any) -> None:
     assert (choice.name, choice.reasons) == (wanted, {})
 
 
-def test_the_truth_needs_no_proof(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_needs_no_proof(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "probe_texts", None)
     choice = choose_backend(family.make("gpt2"), wanted="tokenizers", special="encode")
     assert (choice.name, choice.reasons) == ("tokenizers", {})
 
 
 @pytest.mark.parametrize(("name", "model"), [("wordpiece", "WordPiece"), ("unigram", "Unigram")])
-def test_where_none_fits_the_truth_runs_and_the_reasons_say_why(name: str, model: str, family: Any) -> None:
+def test_where_none_fits_the_reference_runs_and_the_reasons_say_why(name: str, model: str, family: Any) -> None:
     choice = choose_backend(family.make(name), wanted="auto", special="encode")
     assert choice.name == "tokenizers"
     assert choice.version
@@ -222,7 +222,7 @@ def test_the_probe_is_the_same_each_time_and_holds_what_it_should(family: Any) -
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("special", ["encode", "literal"])
-def test_texts_with_added_tokens_that_look_beside_them_go_to_the_truth(special: Any, family: Any) -> None:
+def test_texts_with_added_tokens_that_look_beside_them_go_to_the_reference(special: Any, family: Any) -> None:
     added = [AddedToken("<mask>", special=True, lstrip=True), AddedToken("and", special=False, single_word=True)]
     content = family.make("gpt2", added)
     choice = choose_backend(content, wanted="auto", special=special)
@@ -270,12 +270,12 @@ def test_one_document_in_ten_thousand_is_found_by_the_sample(family: Any, monkey
     assert error.value.index == 7_654
 
 
-def test_the_truth_is_loaded_when_it_is_needed(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_is_loaded_when_it_is_needed(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = ProvedEncoder("gigatoken", family.make("gpt2"), "encode")
     encoder.encode(["a", "b"], none(2))
-    assert "truth" not in vars(encoder)
+    assert "reference" not in vars(encoder)
     encoder.encode(["a", "b"], only(1, 2))
-    assert "truth" in vars(encoder)
+    assert "reference" in vars(encoder)
 
 
 def test_texts_that_agree_pass_wherever_they_stand(family: Any) -> None:
@@ -285,7 +285,7 @@ def test_texts_that_agree_pass_wherever_they_stand(family: Any) -> None:
     assert encoder.num_sampled == len(texts)
 
 
-def test_the_truth_itself_is_not_sampled(family: Any) -> None:
+def test_the_reference_itself_is_not_sampled(family: Any) -> None:
     encoder = ProvedEncoder("tokenizers", family.make("unigram"), "encode")
     encoded = encoder.encode(["some words", ""], np.ones(2, np.bool_))
     assert encoded.lengths[1] == 0
@@ -293,7 +293,7 @@ def test_the_truth_itself_is_not_sampled(family: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), PanicError("index out of bounds")])
-def test_a_failure_on_a_text_that_the_truth_takes_is_a_mismatch(
+def test_a_failure_on_a_text_that_the_reference_takes_is_a_mismatch(
     error: BaseException, family: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(batch: list[str], encoded: EncodedTexts) -> EncodedTexts:
@@ -341,7 +341,7 @@ def test_what_is_not_the_library_s_fault_passes(
         encoder.encode(["a"], none(1))
 
 
-def test_a_text_that_both_refuse_is_refused_and_one_that_only_the_truth_refuses_is_a_mismatch(
+def test_a_text_that_both_refuse_is_refused_and_one_that_only_the_reference_refuses_is_a_mismatch(
     family: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(batch: list[str], encoded: EncodedTexts) -> EncodedTexts:
@@ -358,7 +358,7 @@ def test_a_text_that_both_refuse_is_refused_and_one_that_only_the_truth_refuses_
         def encode(self, texts: list[str]) -> EncodedTexts:
             raise RefusedTextError("not this one", 0)
 
-    vars(encoder)["truth"] = Refusing()
+    vars(encoder)["reference"] = Refusing()
     with pytest.raises(RefusedTextError) as refused:
         encoder.encode(["a", "bad"], none(2))
     assert refused.value.index == 1

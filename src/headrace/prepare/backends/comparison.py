@@ -1,4 +1,4 @@
-"""A fast backend and the reference tokenizer on the same texts: where do they part?
+"""A fast backend and the reference tokeniser on the same texts: where do they part?
 
 Keeps what a library prints by itself off the terminal.
 """
@@ -60,7 +60,7 @@ OnCompared = Callable[[int, int], None]
 
 
 def compare(
-    fast: Backend, truth: Backend, texts: list[str], *, on_compared: OnCompared = lambda done, total: None
+    fast: Backend, reference: Backend, texts: list[str], *, on_compared: OnCompared = lambda done, total: None
 ) -> Difference | None:
     """The first text that the two encode otherwise, or that one of them alone refuses; none where they agree.
 
@@ -74,38 +74,38 @@ def compare(
         while end < len(texts) and (end == begin or size + len(texts[end]) <= BATCH_CHARACTERS):
             size += len(texts[end])
             end += 1
-        found = _compare_batch(fast, truth, texts[begin:end])
+        found = _compare_batch(fast, reference, texts[begin:end])
         if found is not None:
             return msgspec.structs.replace(found, index=found.index + begin)
         begin, done = end, done + size
     return None
 
 
-def _compare_batch(fast: Backend, truth: Backend, texts: list[str]) -> Difference | None:
+def _compare_batch(fast: Backend, reference: Backend, texts: list[str]) -> Difference | None:
     try:
-        expected = truth.encode(texts)
+        expected = reference.encode(texts)
         return difference(encode_safely(fast, texts), expected, texts)
     except (RefusedTextError, BackendFailedError):
         pass  # one of them takes not all of the texts: one by one shows which, and whether they agree on it
     for index, text in enumerate(texts):
-        found = compare_one(fast, truth, text)
+        found = compare_one(fast, reference, text)
         if found is not None:
             return msgspec.structs.replace(found, index=index)
     if len(texts) > 1:
         # It fails with these texts together, or not each time: nothing to rely on.
         try:
-            encode_safely(fast, [text for text in texts if not is_refused(truth, text)])
+            encode_safely(fast, [text for text in texts if not is_refused(reference, text)])
         except (RefusedTextError, BackendFailedError) as error:
             return Difference(0, f"{fast.name} fails on {len(texts)} texts together, and on none alone: {error}")
     return None
 
 
-def compare_one(fast: Backend, truth: Backend, text: str) -> Difference | None:
+def compare_one(fast: Backend, reference: Backend, text: str) -> Difference | None:
     """The same for one text, as number 0."""
     refusal = failure = ""
     expected = actual = EncodedTexts(np.empty(0, np.uint32), np.zeros(1, np.int64))
     try:
-        expected = truth.encode([text])
+        expected = reference.encode([text])
     except RefusedTextError as error:
         refusal = str(error) or "refused"
     try:
@@ -115,16 +115,16 @@ def compare_one(fast: Backend, truth: Backend, text: str) -> Difference | None:
     if refusal and failure:
         return None
     if failure:
-        return Difference(0, f"{fast.name} fails on {excerpt(text)}, which {truth.name} takes: {failure}")
+        return Difference(0, f"{fast.name} fails on {excerpt(text)}, which {reference.name} takes: {failure}")
     if refusal:
-        return Difference(0, f"{truth.name} refuses {excerpt(text)}, which {fast.name} takes: {refusal}")
+        return Difference(0, f"{reference.name} refuses {excerpt(text)}, which {fast.name} takes: {refusal}")
     return difference(actual, expected, [text])
 
 
-def is_refused(truth: Backend, text: str) -> bool:
-    """Whether the truth refuses a text."""
+def is_refused(reference: Backend, text: str) -> bool:
+    """Whether the reference tokeniser refuses a text."""
     try:
-        truth.encode([text])
+        reference.encode([text])
     except RefusedTextError:
         return True
     return False

@@ -1,6 +1,6 @@
 """Which library may encode a run: the static check and a probe on fixed texts, for one candidate after another.
 
-Fixed texts on which a fast backend must agree with the truth before it is used at all.
+Fixed texts on which a fast backend must agree with the reference tokeniser before it is used at all.
 
 What came of a probe, kept in the cache folder: the texts are fixed, so the same libraries need not be asked again.
 
@@ -211,7 +211,7 @@ def _vocabulary(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
     return ["\n".join(words[at : at + 500]) for at in range(0, len(words), 500)]
 
 
-TRUTH = "tokenizers"
+REFERENCE = "tokenizers"
 
 
 CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
@@ -221,7 +221,7 @@ CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
 }
 """In the order in which they are tried: the fastest first, and of two as fast the one with the newer Unicode."""
 
-BACKENDS = ("auto", TRUTH, *CANDIDATES)
+BACKENDS = ("auto", REFERENCE, *CANDIDATES)
 """What a user may ask for."""
 
 
@@ -234,7 +234,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Why each candidate that was tried before it, or asked for, is not used."""
 
     routes: str = ""
-    """Why texts that hold an added token go to the truth all the same; "" where they do not."""
+    """Why texts that hold an added token go to the reference tokeniser all the same; "" where they do not."""
 
 
 def choose_backend(
@@ -246,9 +246,10 @@ def choose_backend(
 ) -> Choice:
     """Find the library that encodes a run.
 
-    ``wanted`` is ``auto``, or the name of one: it is used where its proof holds, else the truth. The probe is about a
-    second of work a candidate, half of which the truth needs; what came of it is kept, see `kept_probes`. While one is
-    made, ``on_compared`` is called.
+    ``wanted`` is ``auto``, or the name of one: it is used where its proof holds, else the reference tokeniser. The
+    probe is about a second of work a candidate, half of it the reference tokeniser's; what it finds is kept, see
+    `kept_probes`.
+    ``on_compared`` is called during a probe.
 
     Raises:
         ValueError: no such library is known.
@@ -257,54 +258,54 @@ def choose_backend(
     if wanted not in BACKENDS:
         raise ValueError(f"unknown tokeniser library {wanted!r}; known are {', '.join(BACKENDS)}")
     reasons: dict[str, str] = {}
-    truths: list[Backend] = []
+    references: list[Backend] = []
 
-    def truth() -> Backend:
-        if not truths:
-            truths.append(TokenizersBackend(tokenizer_json, special))
-        return truths[0]
+    def reference() -> Backend:
+        if not references:
+            references.append(TokenizersBackend(tokenizer_json, special))
+        return references[0]
 
-    names = [] if wanted == TRUTH else list(CANDIDATES) if wanted == "auto" else [wanted]
+    names = [] if wanted == REFERENCE else list(CANDIDATES) if wanted == "auto" else [wanted]
     for name in names:
         if importlib.util.find_spec(name) is None:
             if wanted == name:
                 raise MissingExtraError(f"{name} is not installed: pip install 'headrace[fast]'")
             reasons[name] = "not installed"
             continue
-        found = _try(name, tokenizer_json, special, truth, on_compared)
+        found = _try(name, tokenizer_json, special, reference, on_compared)
         if isinstance(found, Choice):
             return msgspec.structs.replace(found, reasons=reasons)
         reasons[name] = found
-    return Choice(name=TRUTH, version=installed_version(TRUTH), reasons=reasons)
+    return Choice(name=REFERENCE, version=installed_version(REFERENCE), reasons=reasons)
 
 
 def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
-    """The library of this name, with the truth behind it for texts that it is not proved for.
+    """The library of this name, with the reference tokeniser behind it for texts that it is not proved for.
 
     Raises:
         UnsuitableError: it does not have what the tokeniser asks for.
         ImportError: it is not installed.
     """
-    truth: list[Backend] = []
+    reference: list[Backend] = []
 
-    def loaded_truth() -> Backend:
-        if not truth:
-            truth.append(TokenizersBackend(tokenizer_json, special))
-        return truth[0]
+    def loaded_reference() -> Backend:
+        if not reference:
+            reference.append(TokenizersBackend(tokenizer_json, special))
+        return reference[0]
 
-    return load_with(name, tokenizer_json, special, loaded_truth)
+    return load_with(name, tokenizer_json, special, loaded_reference)
 
 
-def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, truth: Callable[[], Backend]) -> Backend:
-    """As `load_backend`, with a truth that others use too."""
-    if name == TRUTH:
-        return truth()
+def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend]) -> Backend:
+    """As `load_backend`, with a reference tokeniser that others use too."""
+    if name == REFERENCE:
+        return reference()
     fast = CANDIDATES[name](tokenizer_json, special)
     layout = read_layout(tokenizer_json)
     if not routes(name, layout, special):
         return fast
     ordinary_only = special == "literal" and is_plain(layout, literal=True)
-    return RoutedBackend(fast, truth, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
+    return RoutedBackend(fast, reference, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
 
 
 def routes(name: str, layout: TokenizerParts, special: SpecialPolicy) -> str:
@@ -321,7 +322,7 @@ def routes(name: str, layout: TokenizerParts, special: SpecialPolicy) -> str:
 
 
 def _try(
-    name: str, tokenizer_json: bytes, special: SpecialPolicy, truth: Callable[[], Backend], on_compared: OnCompared
+    name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend], on_compared: OnCompared
 ) -> Choice | str:
     """The choice of this library, or why it cannot be."""
     try:
@@ -330,7 +331,7 @@ def _try(
             difference = find_outcome(key)
             layout = read_layout(tokenizer_json)
             if difference is None:
-                expected = truth()
+                expected = reference()
                 difference = apart(
                     lambda say: _probed(name, tokenizer_json, special, layout, expected, say),
                     lambda said: on_compared(*said),
@@ -354,11 +355,11 @@ def _probed(
     tokenizer_json: bytes,
     special: SpecialPolicy,
     layout: TokenizerParts,
-    truth: Backend,
+    reference: Backend,
     say: Callable[[tuple[int, int]], None],
 ) -> str:
-    """Where the library differs from the truth on the probe; "" nowhere."""
-    fast = load_with(name, tokenizer_json, special, lambda: truth)
+    """Where the library differs from the reference tokeniser on the probe; "" nowhere."""
+    fast = load_with(name, tokenizer_json, special, lambda: reference)
     texts = probe_texts(layout, is_byte_level=not layout.model.get("byte_fallback"))
-    found = compare(fast, truth, texts, on_compared=lambda done, total: say((done, total)))
+    found = compare(fast, reference, texts, on_compared=lambda done, total: say((done, total)))
     return "" if found is None else found.message

@@ -1,4 +1,4 @@
-"""Encoding in a worker: all texts with the chosen library, a sampled share with the truth as well."""
+"""Encoding in a worker: all texts with the chosen library, a sampled share with the reference tokeniser as well."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headrace.prepare.backends.comparison import (
     encode_safely,
     excerpt,
 )
-from headrace.prepare.backends.proof import TRUTH, load_with
+from headrace.prepare.backends.proof import REFERENCE, load_with
 from headrace.prepare.backends.reference import TokenizersBackend
 from headrace.prepare.backends.special import RoutedBackend
 
 
 class MismatchError(Exception):
-    """The fast library is not what the truth is: ``index`` is the text's number in the list."""
+    """The fast library is not what the reference tokeniser is: ``index`` is the text's number in the list."""
 
     def __init__(self, index: int, message: str) -> None:
         super().__init__(message)
@@ -29,9 +29,10 @@ class MismatchError(Exception):
 
 
 class ProvedEncoder:
-    """One library with one tokeniser, watched by the truth.
+    """One library with one tokeniser, watched by the reference tokeniser.
 
-    The truth is loaded when it is first needed: it takes longer to start than the fast libraries, and 60 to 300 MB.
+    The reference tokeniser is loaded when it is first needed: it takes longer to start than the fast libraries, and
+    60 to 300 MB.
     """
 
     def __init__(self, name: str, tokenizer_json: bytes, special: SpecialPolicy) -> None:
@@ -44,11 +45,11 @@ class ProvedEncoder:
         self.num_texts = 0
         """Texts encoded so far."""
         self.num_sampled = 0
-        """Of these, compared with the truth."""
+        """Of these, compared with the reference tokeniser."""
         self.json = tokenizer_json
         """The tokeniser."""
         self._special: SpecialPolicy = special
-        self.backend: Backend = load_with(name, tokenizer_json, special, lambda: self.truth)
+        self.backend: Backend = load_with(name, tokenizer_json, special, lambda: self.reference)
 
     @property
     def name(self) -> str:
@@ -57,11 +58,11 @@ class ProvedEncoder:
 
     @property
     def num_routed(self) -> int:
-        """Texts that went to the truth alone, since they hold an added token."""
+        """Texts that went to the reference tokeniser alone, since they hold an added token."""
         return self.backend.num_routed if isinstance(self.backend, RoutedBackend) else 0
 
     @functools.cached_property
-    def truth(self) -> Backend:
+    def reference(self) -> Backend:
         """`tokenizers` with the same tokeniser."""
         return TokenizersBackend(self.json, self._special)
 
@@ -69,10 +70,10 @@ class ProvedEncoder:
         """Encode each text by itself; those that are ``sampled`` ((number of texts,) bool) are compared as well.
 
         Raises:
-            RefusedTextError: the truth refuses a text.
-            MismatchError: the library gives other ids than the truth, or fails where the truth does not.
+            RefusedTextError: the reference tokeniser refuses a text.
+            MismatchError: the library gives other ids than the reference tokeniser, or fails where that does not.
         """
-        if self.backend.name == TRUTH:
+        if self.backend.name == REFERENCE:
             encoded = self.backend.encode(texts)
             self.num_texts += len(texts)
             return encoded
@@ -97,14 +98,14 @@ class ProvedEncoder:
             length = int(encoded.lengths[index])
             actual = EncodedTexts(encoded.ids[end - length : end], encoded.lengths[index : index + 1])
             try:
-                expected = self.truth.encode([texts[index]])
+                expected = self.reference.encode([texts[index]])
             except RefusedTextError as error:
                 raise MismatchError(
-                    index, f"{TRUTH} refuses {excerpt(texts[index])}, which {self.name} takes: {error}"
+                    index, f"{REFERENCE} refuses {excerpt(texts[index])}, which {self.name} takes: {error}"
                 ) from error
             found = difference(actual, expected, [texts[index]])
             if found is not None:
-                raise MismatchError(index, f"{self.name} differs from {TRUTH}: {found.message}")
+                raise MismatchError(index, f"{self.name} differs from {REFERENCE}: {found.message}")
 
     def _explain(self, texts: list[str], error: Exception) -> None:
         """Raise for the first text that alone shows what went wrong."""
@@ -112,7 +113,7 @@ class ProvedEncoder:
             try:
                 encode_safely(self.backend, [text])
             except (RefusedTextError, BackendFailedError) as failure:
-                found = compare_one(self.backend, self.truth, text)
+                found = compare_one(self.backend, self.reference, text)
                 if found is not None:
                     raise MismatchError(index, found.message) from failure
                 raise RefusedTextError(str(failure), index) from error

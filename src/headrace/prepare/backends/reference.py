@@ -1,4 +1,4 @@
-"""The reference tokenizer, the library `tokenizers`: slow, and what every other backend is compared with.
+"""The reference tokeniser, the library `tokenizers`: slow, and what every other backend is compared with.
 
 A very long text -> pieces whose ids, one after another, are the ids of the whole.
 

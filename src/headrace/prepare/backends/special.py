@@ -1,6 +1,6 @@
-"""Texts that hold an added token: found quickly, and sent to the reference tokenizer where the fast one is not proved.
+"""Texts that hold an added token: found quickly, and sent to the reference tokeniser where the fast one is not proved.
 
-A fast library for most texts, and the truth for those that it is not proved for.
+A fast library for most texts, and the reference tokeniser for those that it is not proved for.
 """
 
 from __future__ import annotations
@@ -177,14 +177,14 @@ def _alternatives(contents: list[str]) -> str:
 
 
 class RoutedBackend:
-    """Sends the texts that hold an added token to the truth, all others to a fast library."""
+    """Sends the texts that hold an added token to the reference tokeniser, all others to a fast library."""
 
-    def __init__(self, fast: Backend, truth: Callable[[], Backend], finder: SpecialFinder) -> None:
+    def __init__(self, fast: Backend, reference: Callable[[], Backend], finder: SpecialFinder) -> None:
         self.name = fast.name
         self.num_routed = 0
-        """Texts that went to the truth so far."""
+        """Texts that went to the reference tokeniser so far."""
         self._fast = fast
-        self._truth = truth
+        self._reference = reference
         self._finder = finder
 
     @property
@@ -205,7 +205,7 @@ class RoutedBackend:
         places = [np.flatnonzero(is_routed), np.flatnonzero(~is_routed)]
         parts = [
             _encode_some(backend, texts, numbers)
-            for backend, numbers in zip((self._truth(), self._fast), places, strict=True)
+            for backend, numbers in zip((self._reference(), self._fast), places, strict=True)
         ]
         return _interleave(parts, places, len(texts))
 

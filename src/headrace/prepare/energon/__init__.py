@@ -4,7 +4,7 @@
     state        which of them an earlier run has read, and are as they were
     worker       the others, in processes          scanning: headers -> one file a shard; media: their facts
     run          all of these in their order
-      taking     -> index.sqlite
+      committer  -> index.sqlite
       finishing  -> split.yaml, dataset.yaml, .info.json        splitting: which shard is train, val, test     pure
       work       the hidden folder of a run; new files appear at once, or after a kill by the next run
     media_files  a folder of plain files: facts of its media

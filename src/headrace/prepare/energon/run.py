@@ -144,19 +144,19 @@ class ShardsRun:
     ) -> Indexed:
         with contextlib.ExitStack() as stack:
             writer = None if self._options.index_only else stack.enter_context(SqliteWriter(work.staged))
-            taker = ShardCommitter(self._root, self._options, before, writer)
-            reading = stack.enter_context(contextlib.closing(self._reading(work, found, to_read, media, taker)))
+            committer = ShardCommitter(self._root, self._options, before, writer)
+            reading = stack.enter_context(contextlib.closing(self._reading(work, found, to_read, media, committer)))
             for tar in found:
                 if tar.name in to_read:
-                    taker.take(next(reading))
+                    committer.take(next(reading))
                 else:
-                    taker.keep(tar.name, before.shards[tar.name])
-                self._check_faults(taker, len(found))
+                    committer.keep(tar.name, before.shards[tar.name])
+                self._check_faults(committer, len(found))
             if writer is not None and media is not None:
                 writer.add_media((), [(media.strategy, ",".join(media.patterns))])
         indexed = Indexed(to_read, before, media)
         indexed.is_new = True
-        indexed.states, indexed.duplicates = taker.states, taker.duplicates
+        indexed.states, indexed.duplicates = committer.states, committer.duplicates
         return indexed
 
     def _reading(
@@ -165,7 +165,7 @@ class ShardsRun:
         found: Sequence[FoundTar],
         to_read: set[str],
         media: MediaFilter | None,
-        taker: ShardCommitter,
+        committer: ShardCommitter,
     ) -> Generator[ShardScan]:
         """The scans of the shards that are to be read, in order; what an unfinished run has read is not read again."""
         wanted = [tar for tar in found if tar.name in to_read]
@@ -186,7 +186,11 @@ class ShardsRun:
         def report() -> None:
             self._on_progress(
                 EnergonProgress(
-                    done=done, total=len(wanted), done_bytes=done_bytes, total_bytes=total_bytes, samples=taker.samples
+                    done=done,
+                    total=len(wanted),
+                    done_bytes=done_bytes,
+                    total_bytes=total_bytes,
+                    samples=committer.samples,
                 )
             )
 
@@ -202,14 +206,14 @@ class ShardsRun:
                 done_bytes += tar.size
                 report()
 
-    def _check_faults(self, taker: ShardCommitter, num_shards: int) -> None:
+    def _check_faults(self, committer: ShardCommitter, num_shards: int) -> None:
         allowed = self._options.errors.max_errors
         limit = allowed if isinstance(allowed, int) else int(allowed * num_shards)
-        if len(taker.faulty) > limit:
-            last = taker.faulty[-1]
-            fault = taker.states[last].faults[0]
+        if len(committer.faulty) > limit:
+            last = committer.faulty[-1]
+            fault = committer.states[last].faults[0]
             raise InputError(
-                f"{len(taker.faulty):,} shards are malformed, --max-errors allows {limit:,}; the last one:"
+                f"{len(committer.faulty):,} shards are malformed, --max-errors allows {limit:,}; the last one:"
                 f" {self._root / last}: byte {fault.byte}: {fault.message}"
             )
 
