@@ -75,7 +75,7 @@ def sort_all(folder: Path, sizes: list[int], num_keys: int) -> list[Document]:
     for bucket, size in enumerate(sizes):
         assert sorter.run(SortTask(bucket, size)) == PieceDone(bucket, 0, True)
         piece = read_piece(piece_path(folder, bucket, 0))
-        assert (piece.info.turn, piece.info.is_last) == (bucket, True)
+        assert (piece.info.task_index, piece.info.is_last) == (bucket, True)
         ends = [np.cumsum(piece.arrays[f"lengths.{key}"]) for key in range(num_keys)]
         for row, ordinal in enumerate(piece.arrays["ordinals"].tolist()):
             tokens = []

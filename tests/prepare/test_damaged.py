@@ -70,7 +70,7 @@ def test_a_state_says_when_it_is_damaged(tmp_path: Path) -> None:
     from headrace.prepare.ledger import LedgerState
     from headrace.prepare.output_folder import RunState
 
-    state = RunState(ledger=LedgerState(reached=[7], lines=[], hashes=[]), turn=7)
+    state = RunState(ledger=LedgerState(reached=[7], lines=[], hashes=[]), task_index=7)
     save_state(tmp_path, state)
     assert load_state(tmp_path) == state
     path = tmp_path / STATE_NAME

@@ -33,7 +33,7 @@ class FakeWorkers:
         self.num_replaced = 0
         self.running: dict[int, Order] = {}
         self.most_ahead = 0
-        self.turn = 0
+        self.task_index = 0
 
     def __len__(self) -> int:
         return self._number
@@ -43,7 +43,7 @@ class FakeWorkers:
         assert worker not in self._dead
         self.running[worker] = order
         self._done[worker] = 0
-        self.most_ahead = max(self.most_ahead, order.turn - self.turn)
+        self.most_ahead = max(self.most_ahead, order.task_index - self.task_index)
 
     def replace(self, worker: int) -> str:
         self._dead.remove(worker)
@@ -52,15 +52,15 @@ class FakeWorkers:
 
     def receive(self, timeout_s: float) -> list[tuple[int, Reply | None]]:
         busy = sorted(self.running)
-        if self._is_uneven and len(busy) > 1:  # the task whose turn it is comes last
-            busy.remove(min(busy, key=lambda worker: self.running[worker].turn % 1000))
+        if self._is_uneven and len(busy) > 1:  # the next task comes last
+            busy.remove(min(busy, key=lambda worker: self.running[worker].task_index % 1000))
         count = self._chance.randint(0 if timeout_s == 0 else min(1, len(busy)), len(busy))
         return [(worker, self._reply(worker)) for worker in self._chance.sample(busy, count)]
 
     def _reply(self, worker: int) -> Reply | None:
         order = self.running[worker]
         if self._chance.random() < 0.2:
-            return Progress(order.turn, 1, 1, 1)
+            return Progress(order.task_index, 1, 1, 1)
         if self._chance.random() < self._deadly and self._deaths.get(order, 0) < MAX_DEATHS - 1:
             self._deaths[order] = self._deaths.get(order, 0) + 1
             del self.running[worker]
@@ -77,20 +77,20 @@ def answer(order: Order, piece: int) -> PieceDone | HashDone | TaskFailed:
     """A task has one to four pieces; some fail, at the begin or after two pieces."""
     if isinstance(order, HashTask):
         return HashDone(order.number, "")
-    if order.turn % 5 == 3 and piece == order.turn % 3:
-        return TaskFailed(order.turn, "input", "bad")
-    return PieceDone(order.turn, piece, piece == num_pieces(order.turn) - 1)
+    if order.task_index % 5 == 3 and piece == order.task_index % 3:
+        return TaskFailed(order.task_index, "input", "bad")
+    return PieceDone(order.task_index, piece, piece == num_pieces(order.task_index) - 1)
 
 
-def num_pieces(turn: int) -> int:
-    return 1 + turn % 4
+def num_pieces(task_index: int) -> int:
+    return 1 + task_index % 4
 
 
-def wanted(turn: int) -> list[tuple[int, int]]:
+def wanted(task_index: int) -> list[tuple[int, int]]:
     """Turn and piece of what a task yields; -1 is a failure."""
-    if turn % 5 == 3 and turn % 3 < num_pieces(turn):
-        return [*((turn, piece) for piece in range(turn % 3)), (turn, -1)]
-    return [(turn, piece) for piece in range(num_pieces(turn))]
+    if task_index % 5 == 3 and task_index % 3 < num_pieces(task_index):
+        return [*((task_index, piece) for piece in range(task_index % 3)), (task_index, -1)]
+    return [(task_index, piece) for piece in range(num_pieces(task_index))]
 
 
 @given(
@@ -109,16 +109,20 @@ def test_results_in_order_and_workers_not_far_ahead(
     for number, is_task in enumerate(kinds):
         orders.append(SortTask(first + sum(kinds[:number]), 0) if is_task else HashTask(number, FILES[number]))
     last = first + sum(kinds)
-    ready = [PieceDone(*at, at == wanted(turn)[-1]) for turn in whole & set(range(first, last)) for at in wanted(turn)]
-    ready = [piece for piece in ready if all(at[1] >= 0 for at in wanted(piece.turn))]
+    ready = [
+        PieceDone(*at, at == wanted(task_index)[-1])
+        for task_index in whole & set(range(first, last))
+        for at in wanted(task_index)
+    ]
+    ready = [piece for piece in ready if all(at[1] >= 0 for at in wanted(piece.task_index))]
     workers: Any = FakeWorkers(num_workers, seed, deadly=deadly)
-    workers.turn = first
+    workers.task_index = first
     reports: list[Progress | None] = []
     tasks, hashes = [], []
     for result in run_tasks(
         workers,
         orders,
-        first_turn=first,
+        first_task=first,
         ready=random.Random(seed).sample(ready, len(ready)),
         run_ahead=run_ahead,
         on_progress=reports.append,
@@ -127,16 +131,18 @@ def test_results_in_order_and_workers_not_far_ahead(
         if isinstance(result, HashDone):
             hashes.append(result.number)
             continue
-        tasks.append((result.turn, result.piece if isinstance(result, PieceDone) else -1))
+        tasks.append((result.task_index, result.piece if isinstance(result, PieceDone) else -1))
         if isinstance(result, TaskFailed) or result.is_last:
-            workers.turn = result.turn + 1
-    assert tasks == [at for turn in range(first, last) for at in wanted(turn)]
+            workers.task_index = result.task_index + 1
+    assert tasks == [at for task_index in range(first, last) for at in wanted(task_index)]
     assert sorted(hashes) == [number for number, is_task in enumerate(kinds) if not is_task]
     assert workers.most_ahead <= run_ahead * num_workers
     assert workers.running == {}
     assert (None in reports) == bool(orders)
     if ready:  # they are not made again
-        assert not {piece.turn for piece in ready} & {report.turn for report in reports if report is not None}
+        assert not {piece.task_index for piece in ready} & {
+            report.task_index for report in reports if report is not None
+        }
 
 
 class Mortal:
@@ -163,7 +169,7 @@ class Mortal:
 
 def run(workers: Any, orders: list[Order]) -> list[object]:
     return list(
-        run_tasks(workers, orders, first_turn=0, ready=(), run_ahead=2, on_progress=lambda report: None, interval_s=1.0)
+        run_tasks(workers, orders, first_task=0, ready=(), run_ahead=2, on_progress=lambda report: None, interval_s=1.0)
     )
 
 
@@ -179,7 +185,7 @@ def test_a_task_that_kills_each_worker_ends_the_run(order: Order) -> None:
 
 
 def test_deaths_are_counted_for_each_task_alone() -> None:
-    """Also for files that are hashed, which have no turn."""
+    """Also for files that are hashed, which have no index."""
 
     class Unlucky(FakeWorkers):
         def _reply(self, worker: int) -> Reply | None:
@@ -213,13 +219,13 @@ def test_workers_that_die_before_they_have_anything_to_do() -> None:
 
 def test_a_result_that_no_task_gives_is_a_defect_and_no_endless_wait() -> None:
     workers: Any = FakeWorkers(2, 0)
-    orders = [SortTask(turn, 0) for turn in (0, 1, 9)]
-    with pytest.raises(HeadraceError, match="no task gives the result of turn 2"):
+    orders = [SortTask(task_index, 0) for task_index in (0, 1, 9)]
+    with pytest.raises(HeadraceError, match="no task gives result 2"):
         list(
             run_tasks(
                 workers,
                 orders,
-                first_turn=0,
+                first_task=0,
                 ready=[],
                 run_ahead=1,
                 on_progress=lambda progress: None,

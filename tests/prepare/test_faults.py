@@ -300,7 +300,7 @@ def test_a_task_left_out_of_the_plan(kit: Any, file: Path, tmp_path: Path, monke
 
     def without_last(self: Any, **arguments: Any) -> Any:
         orders = real_orders(self, **arguments)
-        return orders[:-1] if orders[-1].turn >= 0 else orders
+        return orders[:-1] if orders[-1].task_index >= 0 else orders
 
     monkeypatch.setattr(run.RunPlan, "orders", without_last)
     with pytest.raises(HeadraceError, match=r"does not balance: .*part-0\.jsonl: its extent, and what was read"):

@@ -18,7 +18,7 @@ SPAN = SpanResult(
     input_bytes=100, xxh3_128="ff",
 )  # fmt: skip
 INFO = PieceInfo(
-    turn=0,
+    task_index=0,
     piece=0,
     is_last=True,
     spans=(SPAN,),

@@ -19,7 +19,7 @@ SPAN = SpanResult(
     input_bytes=80, xxh3_128="abc",
 )  # fmt: skip
 INFO = PieceInfo(
-    turn=7,
+    task_index=7,
     piece=2,
     is_last=False,
     next_span=1,

@@ -65,7 +65,7 @@ def test_a_tokeniser_that_contradicts_itself(kit: Any, files: list[SourceFile], 
 def test_a_bucket_that_is_gone(kit: Any, files: list[SourceFile], tmp_path: Path) -> None:
     reply = make_worker(kit, tmp_path, files).handle(SortTask(3, 100))
     assert isinstance(reply, TaskFailed)
-    assert (reply.turn, reply.kind) == (3, "output")
+    assert (reply.task_index, reply.kind) == (3, "output")
     assert "a bucket cannot be read back: No such file" in reply.message
 
 
@@ -78,5 +78,5 @@ def test_what_nobody_foresaw_is_told_with_its_traceback(
     monkeypatch.setattr("headrace.prepare.worker.open_span", fail)
     reply = make_worker(kit, tmp_path, files).handle(text_task(files, 7))
     assert isinstance(reply, TaskFailed)
-    assert (reply.turn, reply.kind) == (7, "crash")
+    assert (reply.task_index, reply.kind) == (7, "crash")
     assert "ZeroDivisionError: unforeseen" in reply.message

@@ -120,7 +120,7 @@ class BucketSorter:
         for key, (tokens, lengths) in enumerate(rows):
             arrays[f"tokens.{key}"] = [take_rows(tokens, lengths, sorting)]
             arrays[f"lengths.{key}"] = [lengths[sorting]]
-        info = PieceInfo(turn=order.bucket, piece=0, is_last=True, num_documents=len(hashes))
+        info = PieceInfo(task_index=order.bucket, piece=0, is_last=True, num_documents=len(hashes))
         write_piece(self._folder, info, arrays)
         return PieceDone(order.bucket, 0, True)
 

@@ -244,7 +244,7 @@ class Committer:
             kept = [(keep_rows(*row, chosen.keep), row[1][chosen.keep]) for row in rows]
             self.output.add(kept, np.arange(first, first + int(np.count_nonzero(chosen.keep))))
         if info.is_last:
-            self.state.turn, self.state.cursor = info.turn + 1, PiecePosition()
+            self.state.task_index, self.state.cursor = info.task_index + 1, PiecePosition()
         else:
             self.state.cursor = PiecePosition(info.piece + 1, info.next_span, info.next_lines)
         self._done_with([path], piece.size_bytes)
@@ -255,7 +255,7 @@ class Committer:
             self.output.add(self._rows(piece, is_sorted=True), piece.arrays["ordinals"])
             if not self.output.has_domains:
                 self.origins.add_order(piece.arrays["ordinals"])
-        self.state.turn = piece.info.turn + 1
+        self.state.task_index = piece.info.task_index + 1
         self._done_with([path, bucket], 2 * piece.size_bytes)
 
     def checkpoint(self) -> None:
@@ -280,7 +280,7 @@ class Committer:
     def begin_sorting(self) -> None:
         """Pass 1 is over."""
         self.checkpoint()
-        self.state.phase, self.state.turn = "sort", 0
+        self.state.phase, self.state.task_index = "sort", 0
         self._buckets = self._seen = None
         save_state(self._work, self.state)
         with output_errors(self._work / SEEN_NAME, "remove"):

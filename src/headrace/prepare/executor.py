@@ -1,4 +1,4 @@
-"""Worker processes, and the tasks dealt to them: results come in the order of the tasks, and nothing ever hangs."""
+"""Worker processes, and the tasks assigned to them: results come in the order of the tasks, and nothing ever hangs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace.prepare.forking import ONE_THREAD, Child, forked, interrupts_block
 from headrace.prepare.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
 
 RUN_AHEAD = 2
-"""Finished or running tasks a worker, besides the one whose turn it is: bounds the pieces on disk."""
+"""Finished or running tasks a worker, besides the one whose pieces are taken: bounds the pieces on disk."""
 
 MAX_DEATHS = 3
 """Workers that one task may cost before the run gives up: what kills three is not chance."""
@@ -38,7 +38,7 @@ class AnyTask(Protocol):
     """What workers are told to do: hashable, and for msgspec."""
 
     @property
-    def turn(self) -> int:
+    def task_index(self) -> int:
         """Place of its result among those of the others; -1: it is taken as it comes."""
 
 
@@ -89,10 +89,10 @@ class WorkerProcesses:
     def __len__(self) -> int:
         return self._num_workers
 
-    def send(self, worker: int, order: AnyTask) -> None:
-        """Give a worker its next order. A dead one shows at the next `receive`."""
+    def send(self, worker: int, task: AnyTask) -> None:
+        """Give a worker its next task. A dead one shows at the next `receive`."""
         with contextlib.suppress(ConnectionError):
-            self._connections[worker].send_bytes(msgspec.msgpack.encode(order))
+            self._connections[worker].send_bytes(msgspec.msgpack.encode(task))
 
     def receive(self, timeout_s: float) -> list[tuple[int, Reply | None]]:
         """What the workers said, one reply each, None for one that has ended; waits ``timeout_s`` for the first."""
@@ -187,14 +187,14 @@ class WorkerProcesses:
 
 
 class Execution:
-    """Deals orders to idle workers, and gives their results in the order of the turns."""
+    """Assigns tasks to idle workers, and gives their results in the order of the tasks."""
 
     def __init__(
         self,
         workers: WorkerProcesses,
-        orders: Sequence[AnyTask],
+        tasks: Sequence[AnyTask],
         *,
-        first_turn: int,
+        first_task: int,
         ready: Collection[PieceDone],
         run_ahead: int,
         on_progress: Callable[[Progress | None], None],
@@ -204,14 +204,14 @@ class Execution:
         self._workers = workers
         self._interval_s = interval_s
         self._on_progress = on_progress
-        self._turn = first_turn
+        self._task_index = first_task
         self._window = run_ahead * len(workers) + 1
         self._results: dict[int, collections.deque[PieceDone | TaskFailed]] = {}
-        for piece in sorted(ready, key=lambda piece: (piece.turn, piece.piece)):
-            self._results.setdefault(piece.turn, collections.deque()).append(piece)
+        for piece in sorted(ready, key=lambda piece: (piece.task_index, piece.piece)):
+            self._results.setdefault(piece.task_index, collections.deque()).append(piece)
         done = set(self._results)
-        self._waiting = collections.deque(order for order in orders if order.turn not in done)
-        self._last_turn = max([order.turn for order in orders] + list(done), default=-1)
+        self._waiting = collections.deque(task for task in tasks if task.task_index not in done)
+        self._last_task = max([task.task_index for task in tasks] + list(done), default=-1)
         self._running: dict[int, AnyTask] = {}
         self._idle = set(range(len(workers)))
         self._delivered: dict[int, int] = {}
@@ -220,21 +220,21 @@ class Execution:
 
     def run(self) -> Iterator[PieceDone | HashDone | TaskFailed]:
         """See `run_tasks`."""
-        while self._waiting or self._running or self._turn <= self._last_turn:
-            # Idle workers go first: taking the piece whose turn it is takes a while.
-            self._deal()
-            queue = self._results.get(self._turn)
+        while self._waiting or self._running or self._task_index <= self._last_task:
+            # Idle workers go first: taking the next piece takes a while.
+            self._assign()
+            queue = self._results.get(self._task_index)
             if queue:
                 result = queue.popleft()
                 if isinstance(result, TaskFailed) or result.is_last:
-                    self._results.pop(self._turn)
-                    self._turn += 1
+                    self._results.pop(self._task_index)
+                    self._task_index += 1
                 yield result
             elif not self._running:
                 raise HeadraceError(
-                    f"no task gives the result of turn {self._turn}. This is a defect of Headrace: please report it."
+                    f"no task gives result {self._task_index}. This is a defect of Headrace: please report it."
                 )
-            has_next = bool(self._results.get(self._turn))
+            has_next = bool(self._results.get(self._task_index))
             for worker, reply in self._workers.receive(0.0 if has_next or not self._running else self._interval_s):
                 if reply is None:
                     self._replace(worker)
@@ -244,23 +244,23 @@ class Execution:
                     yield from self._take(worker, reply)
             self._on_progress(None)
 
-    def _deal(self) -> None:
-        while self._idle and self._waiting and self._waiting[0].turn < self._turn + self._window:
-            order = self._waiting.popleft()
+    def _assign(self) -> None:
+        while self._idle and self._waiting and self._waiting[0].task_index < self._task_index + self._window:
+            task = self._waiting.popleft()
             worker = self._idle.pop()
-            self._running[worker] = order
-            self._workers.send(worker, order)
+            self._running[worker] = task
+            self._workers.send(worker, task)
 
     def _take(self, worker: int, reply: PieceDone | HashDone | TaskFailed) -> Iterator[HashDone | TaskFailed]:
         if isinstance(reply, PieceDone):
             # A task that was begun again after a death makes its first pieces a second time.
-            if reply.piece >= self._delivered.get(reply.turn, 0):
-                self._delivered[reply.turn] = reply.piece + 1
-                self._results.setdefault(reply.turn, collections.deque()).append(reply)
+            if reply.piece >= self._delivered.get(reply.task_index, 0):
+                self._delivered[reply.task_index] = reply.piece + 1
+                self._results.setdefault(reply.task_index, collections.deque()).append(reply)
             if not reply.is_last:
                 return
-        elif isinstance(reply, TaskFailed) and reply.turn >= 0:
-            self._results.setdefault(reply.turn, collections.deque()).append(reply)
+        elif isinstance(reply, TaskFailed) and reply.task_index >= 0:
+            self._results.setdefault(reply.task_index, collections.deque()).append(reply)
         else:
             yield reply
         del self._running[worker]
@@ -268,18 +268,18 @@ class Execution:
         self._idle_deaths = 0
 
     def _replace(self, worker: int) -> None:
-        order = self._running.pop(worker, None)
+        task = self._running.pop(worker, None)
         described = self._workers.replace(worker)
-        if order is None:
+        if task is None:
             # It died before it had anything to do: one that cannot even start would do so for ever.
             self._idle_deaths += 1
             if self._idle_deaths >= MAX_DEATHS * len(self._workers):
                 raise WorkerError(f"{described}. No worker can be started; nothing was written.")
             return
         self._idle.add(worker)
-        self._waiting.appendleft(order)
-        self._deaths[order] += 1
-        if self._deaths[order] >= MAX_DEATHS:
+        self._waiting.appendleft(task)
+        self._deaths[task] += 1
+        if self._deaths[task] >= MAX_DEATHS:
             raise WorkerError(
                 f"{described}. It was the {MAX_DEATHS}rd worker that ended in the same task. Nothing was written; what "
                 "is done so far is kept: run the same command again, with fewer --workers or more memory."
@@ -288,26 +288,26 @@ class Execution:
 
 def run_tasks(
     workers: WorkerProcesses,
-    orders: Sequence[AnyTask],
+    tasks: Sequence[AnyTask],
     *,
-    first_turn: int,
+    first_task: int,
     ready: Collection[PieceDone],
     run_ahead: int,
     on_progress: Callable[[Progress | None], None],
     interval_s: float,
 ) -> Iterator[PieceDone | HashDone | TaskFailed]:
-    """Yield the pieces of tasks in the order of their turns, from ``first_turn`` on; hashes as they come.
+    """Yield the pieces of tasks in their order, from ``first_task`` on; hashes as they come.
 
-    A failed task is yielded in its turn too, so that the error a user sees does not depend on the workers. At most
-    ``run_ahead`` tasks a worker are ahead of the one whose turn it is. A worker that ends is replaced, and its task
+    A failed task is yielded in its place, too, so that the error a user sees does not depend on the workers. At most
+    ``run_ahead`` tasks a worker are ahead of the one whose pieces are taken. A worker that ends is replaced, its task
     begun again. ``on_progress`` is called with each worker's report, and with None at least every ``interval_s``
     seconds.
 
     Args:
         workers: processes, idle.
-        orders: in the order of their turns; hash tasks stand anywhere.
-        first_turn: the turn of the first result.
-        ready: pieces of tasks that are whole on disk already; these tasks are not dealt.
+        tasks: in the order of their indices; hash tasks stand anywhere.
+        first_task: the index of the first result.
+        ready: pieces of tasks that are whole on disk already; these tasks are not assigned.
         run_ahead: as said.
         on_progress: as said.
         interval_s: as said.
@@ -317,8 +317,8 @@ def run_tasks(
     """
     return Execution(
         workers,
-        orders,
-        first_turn=first_turn,
+        tasks,
+        first_task=first_task,
         ready=ready,
         run_ahead=run_ahead,
         on_progress=on_progress,

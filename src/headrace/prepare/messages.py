@@ -91,7 +91,7 @@ class TextTask(msgspec.Struct, frozen=True, tag=True):
     start: PiecePosition = PiecePosition()
 
     @property
-    def turn(self) -> int:
+    def task_index(self) -> int:
         """Place of its result among those of the others."""
         return self.task.number
 
@@ -104,7 +104,7 @@ class SortTask(msgspec.Struct, frozen=True, tag=True):
     """Bytes of the bucket's file that count."""
 
     @property
-    def turn(self) -> int:
+    def task_index(self) -> int:
         """Place of its result among those of the others."""
         return self.bucket
 
@@ -118,7 +118,7 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
     file: SourceFile
 
     @property
-    def turn(self) -> int:
+    def task_index(self) -> int:
         """It has none: the result is taken as it comes."""
         return -1
 
@@ -126,7 +126,7 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
 class PieceDone(msgspec.Struct, frozen=True, tag=True):
     """A piece of a task is complete on disk."""
 
-    turn: int
+    task_index: int
     piece: int
     is_last: bool
 
@@ -141,7 +141,7 @@ class HashDone(msgspec.Struct, frozen=True, tag=True):
 class Progress(msgspec.Struct, frozen=True, tag=True):
     """How far the running task is, its finished pieces included."""
 
-    turn: int
+    task_index: int
     input_bytes: int
     documents: int
     tokens: int
@@ -155,7 +155,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag=True):
     file and line: only it knows how many lines there were before.
     """
 
-    turn: int
+    task_index: int
     """Of the task; -1 for a hash task."""
 
     kind: Literal["input", "output", "mismatch", "crash"]

@@ -46,7 +46,7 @@ class RunState(msgspec.Struct, kw_only=True):
     """A checkpoint: all before it is on disk in the output, all after it is done again or lies in pieces."""
 
     phase: Literal["encode", "sort"] = "encode"
-    turn: int = 0
+    task_index: int = msgspec.field(default=0, name="turn")
     """The task, or the bucket, that comes next."""
     cursor: PiecePosition = PiecePosition()
     """Where in that task."""

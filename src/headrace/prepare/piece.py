@@ -75,11 +75,11 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
 class PieceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a piece is and holds."""
 
-    turn: int
+    task_index: int = msgspec.field(name="turn")
     piece: int
     is_last: bool
     next_span: int = 0
-    """Where the next piece of the task begins, see `messages.Cursor`."""
+    """Where the next piece of the task begins, see `messages.PiecePosition`."""
     next_lines: int = 0
     spans: tuple[SpanResult, ...] = ()
     tokens: TokenCounts = TokenCounts()
@@ -128,9 +128,9 @@ def add_counts(sums: dict[str, int], more: Mapping[str, int]) -> None:
         sums[name] = sums.get(name, 0) + number
 
 
-def piece_path(folder: str | Path, turn: int, piece: int) -> Path:
+def piece_path(folder: str | Path, task_index: int, piece: int) -> Path:
     """Where a piece lies."""
-    return Path(folder) / f"{turn}.{piece}.piece"
+    return Path(folder) / f"{task_index}.{piece}.piece"
 
 
 def write_piece(folder: str | Path, info: PieceInfo, arrays: Mapping[str, Iterable[NDArray[Any]]]) -> None:
@@ -139,7 +139,7 @@ def write_piece(folder: str | Path, info: PieceInfo, arrays: Mapping[str, Iterab
     Raises:
         OutputError: the disk refuses.
     """
-    path = piece_path(folder, info.turn, info.piece)
+    path = piece_path(folder, info.task_index, info.piece)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     hasher = xxhash.xxh3_64()
     described = []
@@ -224,9 +224,9 @@ class PieceBuilder:
     =================== ==================== =================================================================
     """
 
-    def __init__(self, setup: Setup, turn: int, piece: int) -> None:
+    def __init__(self, setup: Setup, task_index: int, piece: int) -> None:
         self._setup = setup
-        self._turn = turn
+        self._task_index = task_index
         self._number = piece
         self._next = (0, 0)
         self._arrays: dict[str, list[NDArray[Any]]] = {}
@@ -259,7 +259,7 @@ class PieceBuilder:
         """The builder of the piece after this one, which begins after ``lines`` of a span. This one ends there."""
         self._spans.append(self._span)
         self._next = (span, lines)
-        return PieceBuilder(self._setup, self._turn, self._number + 1)
+        return PieceBuilder(self._setup, self._task_index, self._number + 1)
 
     def add(self, block: Block, documents: Documents) -> None:
         """Take the documents of a block, and all that was found about the rest of it."""
@@ -324,7 +324,7 @@ class PieceBuilder:
         if self._setup.order_key is not None and self._num_documents:
             self._sort()
         info = PieceInfo(
-            turn=self._turn,
+            task_index=self._task_index,
             piece=self._number,
             is_last=is_last,
             next_span=self._next[0],
@@ -343,7 +343,7 @@ class PieceBuilder:
             samples=self._samples,
         )
         write_piece(self._setup.parts, info, self._arrays)
-        return PieceDone(self._turn, self._number, is_last)
+        return PieceDone(self._task_index, self._number, is_last)
 
     def _sort(self) -> None:
         order = np.concatenate(self._arrays["order"])

@@ -50,7 +50,7 @@ class _NoOutputError(InputError):
 
 
 class _FallBackError(Exception):
-    """The fast tokeniser is not equal to the reference tokeniser, from the task on whose turn it is."""
+    """The fast tokeniser is not equal to the reference tokeniser, from the next task on."""
 
 
 class TextRun:
@@ -131,7 +131,7 @@ class TextRun:
         """Whether the same command could go on: not after a defect, nor where the inputs are others or hold nothing."""
         if isinstance(error, _NoOutputError) or type(error) is HeadraceError:
             return False
-        if not (self._work / STATE_NAME).exists() and not self._state.turn:
+        if not (self._work / STATE_NAME).exists() and not self._state.task_index:
             return False
         try:
             self._check_unchanged()
@@ -143,7 +143,7 @@ class TextRun:
         backend = _REFERENCE if self._state.fallback else self._plan.choice.name
         setup = self._setup(backend)
         state = self._state
-        orders = self._plan.orders(first_task=state.turn, start=state.cursor, hashed=self._ledger.state.hashes)
+        orders = self._plan.orders(first_task=state.task_index, start=state.cursor, hashed=self._ledger.state.hashes)
         with output_errors(Path(setup.parts), "create"):
             Path(setup.parts).mkdir(exist_ok=True)
             # Those of a tokeniser that did not hold.
@@ -157,26 +157,26 @@ class TextRun:
             if backend != _REFERENCE and result.piece == 0 and not result.is_last:
                 self._taker.checkpoint()
                 save_state(self._work, state, TASK_NAME)
-            path = piece_path(setup.parts, result.turn, result.piece)
+            path = piece_path(setup.parts, result.task_index, result.piece)
             self._taker.take_text(read_piece(path), path)
             if result.is_last:
-                self._underway.pop(result.turn, None)
+                self._underway.pop(result.task_index, None)
             self._check_errors()
 
     def _sort(self) -> None:
         setup = self._setup(_REFERENCE)
         folder = Path(setup.buckets)
         sizes = self._state.bucket_sizes
-        for bucket in range(self._state.turn):  # a kill between a checkpoint and what it allows to be deleted
+        for bucket in range(self._state.task_index):  # a kill between a checkpoint and what it allows to be deleted
             with output_errors(folder, "clear"):
                 bucket_path(folder, bucket).unlink(missing_ok=True)
         orders: list[Order] = [
-            SortTask(bucket, sizes[bucket]) for bucket in range(self._state.turn, self._state.num_buckets)
+            SortTask(bucket, sizes[bucket]) for bucket in range(self._state.task_index, self._state.num_buckets)
         ]
         for result in self._results(setup, orders, folder, 1):
             if isinstance(result, PieceDone):
-                path = piece_path(folder, result.turn, result.piece)
-                self._taker.take_sorted(read_piece(path), path, bucket_path(folder, result.turn))
+                path = piece_path(folder, result.task_index, result.piece)
+                self._taker.take_sorted(read_piece(path), path, bucket_path(folder, result.task_index))
 
     def _setup(self, backend: str) -> Setup:
         # A worker that outlives a killed parent for a moment may still leave a piece: of the same run it is the same
@@ -194,12 +194,14 @@ class TextRun:
         self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int
     ) -> Iterator[PieceDone | HashDone]:
         ready = list(self._ready(folder))
-        num_tasks = len({order.turn for order in orders if order.turn >= 0} - {piece.turn for piece in ready})
+        num_tasks = len(
+            {order.task_index for order in orders if order.task_index >= 0} - {piece.task_index for piece in ready}
+        )
         with WorkerProcesses(max(min(self._num_workers, num_tasks), 1), setup, serve=self._serve) as workers:
             for result in run_tasks(
                 workers,
                 orders,
-                first_turn=self._state.turn,
+                first_task=self._state.task_index,
                 ready=ready,
                 run_ahead=run_ahead,
                 on_progress=self._report,
@@ -214,19 +216,19 @@ class TextRun:
         found: dict[int, dict[int, Path]] = {}
         if folder.is_dir():
             for path in folder.glob("[0-9]*.piece"):
-                turn, piece = (int(part) for part in path.name.split(".")[:2])
-                found.setdefault(turn, {})[piece] = path
-        for turn, pieces in sorted(found.items()):
-            first = self._state.cursor.piece if turn == self._state.turn else 0
+                task_index, piece = (int(part) for part in path.name.split(".")[:2])
+                found.setdefault(task_index, {})[piece] = path
+        for task_index, pieces in sorted(found.items()):
+            first = self._state.cursor.piece if task_index == self._state.task_index else 0
             numbers = [number for number in sorted(pieces) if number >= first]
-            if turn < self._state.turn or not self._is_whole(pieces, first, numbers):
+            if task_index < self._state.task_index or not self._is_whole(pieces, first, numbers):
                 for path in pieces.values():
                     path.unlink(missing_ok=True)
                 continue
             for number in pieces.keys() - set(numbers):
                 pieces[number].unlink(missing_ok=True)
             for number in numbers:
-                yield PieceDone(turn, number, number == numbers[-1])
+                yield PieceDone(task_index, number, number == numbers[-1])
 
     @staticmethod
     def _is_whole(pieces: dict[int, Path], first: int, numbers: list[int]) -> bool:
@@ -244,11 +246,11 @@ class TextRun:
         if state.cursor.piece:
             # What was taken of this task goes out again.
             found = load_state(self._work, TASK_NAME)
-            if found is None or found.turn != state.turn:
-                raise HeadraceError(f"there is no checkpoint of task {state.turn}. Please report this defect.")
+            if found is None or found.task_index != state.task_index:
+                raise HeadraceError(f"there is no checkpoint of task {state.task_index}. Please report this defect.")
             found.ledger.hashes = state.ledger.hashes
             state = found
-        state.fallback = f"task {state.turn}: {message}"
+        state.fallback = f"task {state.task_index}: {message}"
         save_state(self._work, state)
         self._taker.suspend()
         self._take_from(state)
@@ -312,7 +314,7 @@ class TextRun:
             self._on_progress(
                 TextProgress(
                     phase="sort",
-                    input_bytes=sum(sizes[: self._state.turn]),
+                    input_bytes=sum(sizes[: self._state.task_index]),
                     total_bytes=sum(sizes),
                     documents=state.kept,
                     tokens=self._ledger.tokens,
@@ -320,8 +322,8 @@ class TextRun:
             )
             return
         if progress is not None:
-            self._underway[progress.turn] = progress
-        underway = [task for turn, task in self._underway.items() if turn >= self._state.turn]
+            self._underway[progress.task_index] = progress
+        underway = [task for task_index, task in self._underway.items() if task_index >= self._state.task_index]
         self._on_progress(
             TextProgress(
                 input_bytes=min(state.input_bytes + sum(task.input_bytes for task in underway), self._total_bytes),

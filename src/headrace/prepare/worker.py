@@ -135,7 +135,7 @@ class TextWork:
     def _advance(self, input_bytes: int, documents: int, tokens: int) -> None:
         before = self._progress
         self._progress = Progress(
-            before.turn, before.input_bytes + input_bytes, before.documents + documents, before.tokens + tokens
+            before.task_index, before.input_bytes + input_bytes, before.documents + documents, before.tokens + tokens
         )
         self._report(self._progress)
 
@@ -175,17 +175,17 @@ class TextWorker:
                 self._text = self._load()
             return self._text.run(order)
         except BadLineError as error:
-            return TaskFailed(order.turn, "input", str(error), file=error.file, line=error.line)
+            return TaskFailed(order.task_index, "input", str(error), file=error.file, line=error.line)
         except MismatchError as error:
-            return TaskFailed(order.turn, "mismatch", str(error))
+            return TaskFailed(order.task_index, "mismatch", str(error))
         except OutputError as error:
-            return TaskFailed(order.turn, "output", str(error))
+            return TaskFailed(order.task_index, "output", str(error))
         except HeadraceError as error:
-            return TaskFailed(order.turn, "input", str(error))
+            return TaskFailed(order.task_index, "input", str(error))
         except SystemExit:
             raise
         except BaseException:  # a panic in Rust is no Exception
-            return TaskFailed(order.turn, "crash", traceback.format_exc())
+            return TaskFailed(order.task_index, "crash", traceback.format_exc())
 
     def _load(self) -> TextWork:
         encoding, proved = self._setup.encoding, self._proved

@@ -128,7 +128,7 @@ FILES_A_TASK: Final = 500
 class MediaTask(msgspec.Struct, frozen=True, tag=True):
     """Look at these files."""
 
-    turn: int
+    task_index: int
     names: tuple[str, ...]
 
 
@@ -155,7 +155,9 @@ def find_files(root: Path, wanted: MediaFilter) -> list[str]:
 def media_tasks(names: list[str]) -> list[MediaTask]:
     """The files, some hundred a task."""
     begins = range(0, len(names), FILES_A_TASK)
-    return [MediaTask(turn, tuple(names[begin : begin + FILES_A_TASK])) for turn, begin in enumerate(begins)]
+    return [
+        MediaTask(task_index, tuple(names[begin : begin + FILES_A_TASK])) for task_index, begin in enumerate(begins)
+    ]
 
 
 def read_media(root: Path, folder: Path, task: MediaTask, wanted: MediaFilter) -> None:
@@ -180,9 +182,9 @@ def read_media(root: Path, folder: Path, task: MediaTask, wanted: MediaFilter) -
         row = finder.row(name, kind, data) if kind is not None else None
         if row is not None:
             rows.append(row)
-    save(folder / f"{task.turn}.media", rows)
+    save(folder / f"{task.task_index}.media", rows)
 
 
-def load_media(folder: Path, turn: int) -> Iterator[MediaRow]:
+def load_media(folder: Path, task_index: int) -> Iterator[MediaRow]:
     """The rows of a task."""
-    yield from load(folder / f"{turn}.media", list[MediaRow]) or ()
+    yield from load(folder / f"{task_index}.media", list[MediaRow]) or ()

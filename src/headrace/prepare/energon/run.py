@@ -172,7 +172,9 @@ class ShardsRun:
         ready = {tar.name for tar in wanted if load_scan(work.scans, tar, media, skips_faults=self._skips) is not None}
         if ready:
             self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are read")
-        orders = [ScanTask(turn, tar) for turn, tar in enumerate(tar for tar in wanted if tar.name not in ready)]
+        orders = [
+            ScanTask(task_index, tar) for task_index, tar in enumerate(tar for tar in wanted if tar.name not in ready)
+        ]
         setup = ReadSetup(
             parent=os.getpid(), root=str(self._root.absolute()), scans=str(work.scans.absolute()), media=media,
             skips_faults=self._skips,
@@ -194,10 +196,10 @@ class ShardsRun:
                 )
             )
 
-        with contextlib.closing(read_all(orders, setup, num_workers, report)) as turns:
+        with contextlib.closing(read_all(orders, setup, num_workers, report)) as done_tasks:
             for tar in wanted:
                 if tar.name not in ready:
-                    next(turns)
+                    next(done_tasks)
                 scan = load_scan(work.scans, tar, media, skips_faults=self._skips)
                 if scan is None:
                     raise InputError(f"{self._root / tar.name}: what was read of it is torn; run again")
@@ -311,10 +313,10 @@ def _media(root: Path, options: EnergonOptions, on_progress: Callable[[EnergonPr
         def report() -> None:
             on_progress(EnergonProgress(done=done, total=len(names), done_bytes=0, total_bytes=0, samples=done))
 
-        for turn in read_all(tasks, setup, options.workers or usable_cores(), report):
-            done += len(tasks[turn].names)
+        for task_index in read_all(tasks, setup, options.workers or usable_cores(), report):
+            done += len(tasks[task_index].names)
             report()
-        rows = [row for task in tasks for row in load_media(work.scans, task.turn)]
+        rows = [row for task in tasks for row in load_media(work.scans, task.task_index)]
         update_media(root, rows, [(options.media.strategy, ",".join(options.media.patterns))])
         tell_of_new_index(root)
         work.finish()

@@ -150,7 +150,7 @@ REPORT_S: Final = 0.2
 
 
 class ReadSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message: what is the same for every order."""
+    """The first message: what is the same for every task."""
 
     parent: int
     root: str
@@ -162,68 +162,68 @@ class ReadSetup(msgspec.Struct, frozen=True, kw_only=True):
 class ScanTask(msgspec.Struct, frozen=True, tag=True):
     """Read a shard."""
 
-    turn: int
+    task_index: int
     tar: FoundTar
 
 
 ReadTask = ScanTask | MediaTask
 
 
-def do(setup: ReadSetup, order: ReadTask) -> None:
-    """Do one order; raises as `scan_tar`."""
+def do(setup: ReadSetup, task: ReadTask) -> None:
+    """Do one task; raises as `scan_tar`."""
     root, scans = Path(setup.root), Path(setup.scans)
-    if isinstance(order, ScanTask):
-        scan_tar(root, scans, order.tar, setup.media, skips_faults=setup.skips_faults)
+    if isinstance(task, ScanTask):
+        scan_tar(root, scans, task.tar, setup.media, skips_faults=setup.skips_faults)
     elif setup.media is not None:
-        read_media(root, scans, order, setup.media)
+        read_media(root, scans, task, setup.media)
 
 
-def handle(setup: ReadSetup, order: ReadTask) -> Reply:
-    """Do one order; what goes wrong becomes a `TaskFailed`."""
+def handle(setup: ReadSetup, task: ReadTask) -> Reply:
+    """Do one task; what goes wrong becomes a `TaskFailed`."""
     try:
-        do(setup, order)
-        return PieceDone(order.turn, 0, True)
+        do(setup, task)
+        return PieceDone(task.task_index, 0, True)
     except OutputError as error:
-        return TaskFailed(order.turn, "output", str(error))
+        return TaskFailed(task.task_index, "output", str(error))
     except HeadraceError as error:
-        return TaskFailed(order.turn, "input", str(error))
+        return TaskFailed(task.task_index, "input", str(error))
     except BaseException:
-        return TaskFailed(order.turn, "crash", traceback.format_exc())
+        return TaskFailed(task.task_index, "crash", traceback.format_exc())
 
 
 def read_all(
-    orders: Sequence[ReadTask], setup: ReadSetup, num_workers: int, on_wait: Callable[[], None]
+    tasks: Sequence[ReadTask], setup: ReadSetup, num_workers: int, on_wait: Callable[[], None]
 ) -> Generator[int]:
-    """Do the orders; yields the turn of each when it is done, in their order.
+    """Do the tasks; yields the index of each when it is done, in their order.
 
     Args:
-        orders: their turns count from 0.
+        tasks: their indices count from 0.
         setup: of the workers.
         num_workers: 1: in this process.
         on_wait: called now and then.
 
     Raises:
-        InputError, OutputError: as the first order that failed, in their order.
+        InputError, OutputError: as the first task that failed, in their order.
         WorkerError: workers end before their work is done.
     """
-    if min(num_workers, len(orders)) <= 1:
-        for order in orders:
-            do(setup, order)
-            yield order.turn
+    if min(num_workers, len(tasks)) <= 1:
+        for task in tasks:
+            do(setup, task)
+            yield task.task_index
         return
 
     def waited(progress: Progress | None) -> None:
         on_wait()
 
-    with WorkerProcesses(min(num_workers, len(orders)), setup, COMMAND) as workers:
+    with WorkerProcesses(min(num_workers, len(tasks)), setup, COMMAND) as workers:
         results = run_tasks(
-            workers, orders, first_turn=0, ready=[], run_ahead=8 * RUN_AHEAD, on_progress=waited, interval_s=REPORT_S
+            workers, tasks, first_task=0, ready=[], run_ahead=8 * RUN_AHEAD, on_progress=waited, interval_s=REPORT_S
         )
         for result in results:
             if isinstance(result, TaskFailed):
                 raise _as_error(result)
             if not isinstance(result, HashDone):
-                yield result.turn
+                yield result.task_index
 
 
 def _as_error(failed: TaskFailed) -> HeadraceError:

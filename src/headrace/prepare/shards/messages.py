@@ -62,7 +62,7 @@ class TableTask(msgspec.Struct, frozen=True, tag=True):
     files: tuple[SourceFile, ...]
 
     @property
-    def turn(self) -> int:
+    def task_index(self) -> int:
         """Place of its result among those of the others."""
         return self.task.number
 
@@ -76,7 +76,7 @@ class FolderTask(msgspec.Struct, frozen=True, tag=True):
     """The file with the groups."""
 
     @property
-    def turn(self) -> int:
+    def task_index(self) -> int:
         """Place of its result among those of the others."""
         return self.number
 
@@ -88,7 +88,7 @@ class FillTask(msgspec.Struct, frozen=True, tag=True):
     name: str
 
     @property
-    def turn(self) -> int:
+    def task_index(self) -> int:
         """Place of its result among those of the others."""
         return self.shard
 
@@ -100,7 +100,7 @@ class SumTask(msgspec.Struct, frozen=True, tag=True):
     file: SourceFile
 
     @property
-    def turn(self) -> int:
+    def task_index(self) -> int:
         """It has none: the result is taken as it comes."""
         return -1
 
@@ -181,14 +181,14 @@ class FilledShard(msgspec.Struct, frozen=True, kw_only=True):
     """By input: sum of the hashes of these files, in hex; see `filling.FileHashes`."""
 
 
-def survey_path(folder: str | Path, turn: int) -> Path:
+def survey_path(folder: str | Path, task_index: int) -> Path:
     """Where the survey of a task lies."""
-    return Path(folder) / f"{turn}.survey"
+    return Path(folder) / f"{task_index}.survey"
 
 
-def spool_path(folder: str | Path, turn: int) -> Path:
+def spool_path(folder: str | Path, task_index: int) -> Path:
     """Where the values of columns lie that a task found."""
-    return Path(folder) / f"{turn}.spool"
+    return Path(folder) / f"{task_index}.spool"
 
 
 def save(path: Path, value: Any, *, sync: bool = False) -> None:

@@ -289,12 +289,14 @@ class Planner:
     def _spans(self) -> Iterator[tuple[int, FoundSpan, int, int]]:
         """Task, span, number of its first sample, and its first line, through all surveys."""
         number, lines = 0, [0] * len(self._inputs)
-        for turn in range(self._num_tasks):
-            survey = load(survey_path(self._surveys, turn), ShardSurvey)
+        for task_index in range(self._num_tasks):
+            survey = load(survey_path(self._surveys, task_index), ShardSurvey)
             if survey is None:
-                raise HeadraceError(f"{survey_path(self._surveys, turn)}: is gone: begin the run anew with --restart")
+                raise HeadraceError(
+                    f"{survey_path(self._surveys, task_index)}: is gone: begin the run anew with --restart"
+                )
             for span in survey.spans:
-                yield turn, span, number, lines[span.input]
+                yield task_index, span, number, lines[span.input]
                 number += len(span.samples)
                 lines[span.input] += span.lines
 
@@ -307,14 +309,14 @@ class Planner:
         with output_errors(lists, "create"):
             shutil.rmtree(lists, ignore_errors=True)
             lists.mkdir()
-        for turn, span, number, _ in self._spans():
+        for task_index, span, number, _ in self._spans():
             in_span = places[number : number + len(span.samples)]
             shards = (np.searchsorted(bounds, in_span, side="right") - 1).tolist()
             for at, (sample, place, shard) in enumerate(zip(span.samples, in_span.tolist(), shards, strict=True)):
                 if place < 0:
                     continue
                 key = Gathered.key(sample, number + at)
-                listed = ListedSample(place - plan.bounds[shard], key, span.input, turn, sample.parts)
+                listed = ListedSample(place - plan.bounds[shard], key, span.input, task_index, sample.parts)
                 data = pack_listed(listed)
                 held.setdefault(shard, bytearray()).extend(data)
                 size += len(data)

@@ -66,14 +66,14 @@ class ShardWorker:
     def __init__(self, connection: Connection, setup: ShardSetup) -> None:
         self._connection = connection
         self._parent = setup.parent
-        self._turn = -1
+        self._task_index = -1
         self._reported_s = time.monotonic()
         self._surveyor = Surveyor(setup.survey, lambda size, samples, parts: self._report(size, samples, parts))
         self._filler = Filler(setup, lambda size, samples: self._report(size, samples, size))
 
     def handle(self, order: ShardOrder) -> Reply:
         """Do one order; what goes wrong becomes a `TaskFailed`."""
-        self._turn = order.turn
+        self._task_index = order.task_index
         try:
             if isinstance(order, SumTask):
                 digest = file_sum(order.file.path).xxh3_128
@@ -83,17 +83,17 @@ class ShardWorker:
                 self._filler.run(order)
             else:
                 self._surveyor.run(order)
-            return PieceDone(order.turn, 0, True)
+            return PieceDone(order.task_index, 0, True)
         except OutputError as error:
-            return TaskFailed(order.turn, "output", str(error))
+            return TaskFailed(order.task_index, "output", str(error))
         except StoreError as error:  # of `file_sum`
-            return TaskFailed(order.turn, "input", str(error))
+            return TaskFailed(order.task_index, "input", str(error))
         except HeadraceError as error:
-            return TaskFailed(order.turn, "input", str(error))
+            return TaskFailed(order.task_index, "input", str(error))
         except SystemExit:
             raise
         except BaseException:
-            return TaskFailed(order.turn, "crash", traceback.format_exc())
+            return TaskFailed(order.task_index, "crash", traceback.format_exc())
 
     def _report(self, size: int, samples: int, content: int) -> None:
         if os.getppid() != self._parent:
@@ -101,7 +101,7 @@ class ShardWorker:
         now = time.monotonic()
         if now - self._reported_s >= PROGRESS_S:
             self._reported_s = now
-            self._connection.send_bytes(msgspec.msgpack.encode(Progress(self._turn, size, samples, content)))
+            self._connection.send_bytes(msgspec.msgpack.encode(Progress(self._task_index, size, samples, content)))
 
 
 def main(descriptor: int) -> None:
@@ -180,7 +180,9 @@ class ShardRun:
         surveys = self._work / SURVEYS_NAME
         sums = Sums(self._inputs)
         hashes: dict[int, str] = load(self._work / HASHES_NAME, dict[int, str]) or {}
-        ready = [PieceDone(order.turn, 0, True) for order in self._tasks.orders if self._survey_of(order.turn)]
+        ready = [
+            PieceDone(order.task_index, 0, True) for order in self._tasks.orders if self._survey_of(order.task_index)
+        ]
         if ready:
             self._on_notice(
                 f"continuing the unfinished run in this folder: {len(ready):,} tasks of its survey are done"
@@ -206,12 +208,12 @@ class ShardRun:
                 hashes[result.number] = result.xxh3_128
                 save(self._work / HASHES_NAME, hashes)
                 continue
-            survey = self._survey_of(result.turn)
+            survey = self._survey_of(result.task_index)
             if survey is None:
                 raise OutputError(
-                    f"{survey_path(surveys, result.turn)}: cannot be read back; run the same command again"
+                    f"{survey_path(surveys, result.task_index)}: cannot be read back; run the same command again"
                 )
-            len_done = result.turn + 1
+            len_done = result.task_index + 1
             sums.add(survey)
             self._check_errors(sums.errors, len(sums.gathered), is_whole=False)
         sums.check_whole()
@@ -223,12 +225,12 @@ class ShardRun:
         save(self._work / PLANNED_NAME, planned, sync=True)
         return planned
 
-    def _survey_of(self, turn: int) -> ShardSurvey | None:
+    def _survey_of(self, task_index: int) -> ShardSurvey | None:
         """What a task found, where that is whole on disk."""
         surveys = self._work / SURVEYS_NAME
-        survey = load(survey_path(surveys, turn), ShardSurvey)
+        survey = load(survey_path(surveys, task_index), ShardSurvey)
         if survey is not None and survey.spool_bytes:
-            spool = spool_path(surveys, turn)
+            spool = spool_path(surveys, task_index)
             if not spool.exists() or spool.stat().st_size != survey.spool_bytes:
                 return None
         return survey
@@ -256,7 +258,7 @@ class ShardRun:
         self._underway.clear()
         for result in self._results(stack, orders, ready, report):
             if isinstance(result, PieceDone):
-                shard = self._filled(result.turn)
+                shard = self._filled(result.task_index)
                 totals.add(shard)
                 written += sum(shard.part_bytes.values())
         return totals
@@ -282,8 +284,8 @@ class ShardRun:
     def _own(self, progress: Progress | None, num_done: int) -> list[Progress]:
         """What tasks on their way have done."""
         if progress is not None:
-            self._underway[progress.turn] = progress
-        return [task for turn, task in self._underway.items() if turn >= num_done]
+            self._underway[progress.task_index] = progress
+        return [task for task_index, task in self._underway.items() if task_index >= num_done]
 
     def _results(
         self,
@@ -303,7 +305,7 @@ class ShardRun:
         for result in run_tasks(
             self._workers,
             orders,
-            first_turn=0,
+            first_task=0,
             ready=ready,
             run_ahead=RUN_AHEAD,
             on_progress=report,

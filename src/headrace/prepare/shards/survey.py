@@ -64,7 +64,7 @@ class Surveyor:
             OutputError: the system refuses.
         """
         folder = Path(self._setup.folder)
-        path = spool_path(folder, order.turn)
+        path = spool_path(folder, order.task_index)
         with output_errors(path, "write"), path.open("wb", buffering=0) as self._spool_file:
             survey = self.survey(order)
             self._flush()
@@ -73,7 +73,7 @@ class Surveyor:
         if not survey.spool_bytes:
             with output_errors(path, "remove"):
                 path.unlink()
-        save(survey_path(folder, order.turn), survey, sync=True)
+        save(survey_path(folder, order.task_index), survey, sync=True)
 
     def survey(self, order: TableTask | FolderTask) -> ShardSurvey:
         """What a task finds; raises as `run`."""
