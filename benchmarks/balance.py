@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from packing import FILL, draw
 
 import headrace
-from headrace.loader.balancing import Dealing
+from headrace.loader.balancing import BalancedAssignment
 from headrace.loader.spans import spans
 from headrace.plan import Share
 from headrace.stores import IndexedWriter
@@ -71,13 +71,13 @@ def measured(kind: str, name: str, dataset: Any, balance: headrace.loader.Balanc
     figures = balanced.balance_figures(run.num_steps or 0)
     row: dict[str, Any] = {"samples": kind, "lengths": name, "steps": len(figures)}
     for what, deals in (("", [one.balanced for one in figures]), ("plain ", [one.unbalanced for one in figures])):
-        row[f"{what}micro-step"] = max(deal.micro_step_imbalance for deal in deals)
-        row[f"{what}rank"] = max(deal.rank_imbalance for deal in deals)
-        row[f"{what}waiting"] = float(np.mean([deal.waiting for deal in deals]))
+        row[f"{what}micro-step"] = max(assignment.micro_step_imbalance for assignment in deals)
+        row[f"{what}rank"] = max(assignment.rank_imbalance for assignment in deals)
+        row[f"{what}waiting"] = float(np.mean([assignment.waiting for assignment in deals]))
     share = Share(0, RANKS, MICRO_BATCH)
-    dealing = Dealing(run, balance, share)
+    assignment = BalancedAssignment(run, balance, share)
     num_samples = len(figures) * STEP
-    row["us a sample"] = seconds(lambda: spans(run, share, 0, dealing)) / num_samples * 1e6
+    row["us a sample"] = seconds(lambda: spans(run, share, 0, assignment)) / num_samples * 1e6
     row["without"] = seconds(lambda: spans(run, share, 0)) / num_samples * 1e6
     row["reading"] = seconds(lambda: plain) / (num_samples / RANKS) * 1e6
     return row

@@ -94,7 +94,7 @@ def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "how are the shards dealt? Give --split-ratio 8,1,1"),
+        ((), "how are the shards assigned? Give --split-ratio 8,1,1"),
         (("--split-ratio", "a"), "--split-ratio a: write"),
         (("--split-parts", "a"), "write NAME:REGEX"),
         (

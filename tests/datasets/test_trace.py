@@ -60,7 +60,7 @@ def test_a_sample_comes_where_it_is_fed(
 @settings(max_examples=cases(20, 50), deadline=None)
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 5), st.integers(0, 40))
 def test_who_takes_a_position(size: int, world_size: int, micro: int, done: int) -> None:
-    """Also in the middle of a step, where what is left is dealt anew."""
+    """Also in the middle of a step, where what is left is assigned anew."""
     position = done % size
     for rank in range(world_size):
         share = Share(rank, world_size, micro)

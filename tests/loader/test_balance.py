@@ -1,4 +1,4 @@
-"""Balanced steps through the loader: the same samples in each step, dealt alike, on any ranks and after any resume."""
+"""Balanced steps through the loader: the same samples in each step, assigned alike, on any ranks, after any resume."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_same_ranks_go_on_as_if_nothing_had_happened(
         more, state = life(loaders(run, world_size, micro, state), micro_steps)
         found += more
     assert found == whole[: len(found)]
-    # A loader that is iterated anew goes on, too, and what was read ahead is dealt again.
+    # A loader that is iterated anew goes on, too, and what was read ahead is assigned again.
     made = loaders(run, world_size, micro, state, reading=Reading(num_threads=1))
     found += life(made, 2)[0]
     if made[0].position < (run.length or 0):
@@ -264,9 +264,9 @@ def test_lengths_that_are_given_are_by_source_and_sample(datasets: dict[str, Dat
     loader = loaders(run, 2, 3, balance=Balance(lengths=given))[0]
     found = run.lookup(run.positions(0))
     costs = np.array([given["ab"[s]][i] for s, i in zip(found.sources, found.indices, strict=True)])
-    deal = balanced(costs, world_size=2, micro_batch_size=3)
-    assert loader.balance_figures()[0].balanced.cost.tolist() == deal.cost.tolist()
-    expected = deal.order.reshape(4, 2, 3)[:, 0].tolist()
+    assignment = balanced(costs, world_size=2, micro_batch_size=3)
+    assert loader.balance_figures()[0].balanced.cost.tolist() == assignment.cost.tolist()
+    expected = assignment.order.reshape(4, 2, 3)[:, 0].tolist()
     batches = iter(loader)
     assert [next(batches)["sample_positions"].tolist() for _ in range(4)] == expected
     with pytest.raises(ConfigError, match=r"lengths are given of \['c'\]; the sources are \['a', 'b'\]"):
@@ -295,7 +295,7 @@ def test_what_a_state_within_a_step_needs(datasets: dict[str, Dataset]) -> None:
     assert state["dealt"]["taken"] == [[24, 2, 3, 12]]
     with pytest.raises(StateError, match="was balanced: give the loader the same balance"):
         loaders(run, 2, 3, state, balance=None)
-    with pytest.raises(StateError, match="dealt by other costs than here"):
+    with pytest.raises(StateError, match="balanced by other costs than here"):
         loaders(run, 2, 3, state, balance=Balance(cost=attention))
     shorter = Run(datasets["sft"], global_batch_size=24, order=Order(seed=1), samples=20)
     with pytest.raises(StateError, match="at least the length"):
@@ -317,7 +317,7 @@ def test_what_a_state_within_a_step_needs(datasets: dict[str, Dataset]) -> None:
 
 
 def test_the_last_step_of_a_run_that_is_made_longer(datasets: dict[str, Dataset]) -> None:
-    """What was taken of it was dealt among fewer samples; that is so after another save, too."""
+    """What was taken of it was assigned among fewer samples; that is so after another save, too."""
     short, longer = (Run(datasets["sft"], global_batch_size=24, samples=samples) for samples in (37, 61))
     before, state = life(loaders(short, 2, 3), 5)
     assert state["position"] == 30
@@ -408,8 +408,8 @@ def test_ranks_that_balance_otherwise_are_refused(
 def test_figures_in_words(datasets: dict[str, Dataset]) -> None:
     figures = loaders(Run(datasets["sft"], global_batch_size=24), 2, 3)[0].balance_figures(2)
     assert [str(one).split(":")[0] for one in figures] == ["step 0", "step 1"]
-    deal = figures[0].balanced
-    assert f"balanced: max over mean {deal.micro_step_imbalance:.3f} of a micro-step" in str(figures[0])
+    assignment = figures[0].balanced
+    assert f"balanced: max over mean {assignment.micro_step_imbalance:.3f} of a micro-step" in str(figures[0])
     assert (
         figures[0].unbalanced.cost.tolist()
         == costs_of(

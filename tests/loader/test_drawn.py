@@ -46,7 +46,7 @@ def windows(corpus: list[corpora.Corpus], **options: Any) -> Run:
 
 
 def check_share(sources: np.ndarray[Any, Any], weights: list[int]) -> None:
-    """As a random deal gives them: within 6 standard deviations, and the 2 samples that a blend may be off."""
+    """As a random assignment gives them: within 6 standard deviations, and the 2 samples that a blend may be off."""
     for source, weight in enumerate(weights):
         share = weight / sum(weights)
         off = abs(int((sources == source).sum()) - len(sources) * share)

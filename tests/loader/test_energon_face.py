@@ -180,7 +180,7 @@ def test_without_repeat_an_iteration_is_a_pass(root: Path, drop: bool) -> None:
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 0), (3, 0), (2, 2), (5, 0), (24, 0)])
-@pytest.mark.parametrize("tail", ["deal", "pad", "drop"])
+@pytest.mark.parametrize("tail", ["spread", "pad", "drop"])
 def test_validation_is_once_in_order_and_as_long_on_all_ranks(
     root: Path, world_size: int, num_workers: int, tail: Any
 ) -> None:
@@ -211,8 +211,8 @@ def test_validation_is_once_in_order_and_as_long_on_all_ranks(
         covered = steps * together if tail == "drop" else 21
         assert real == {position: str(40 + position) for position in range(covered)}
         sizes = {len(batch["text"]) for batches in given for batch in batches}
-        assert tail == "deal" or sizes == {4}
-        if tail == "deal":
+        assert tail == "spread" or sizes == {4}
+        if tail == "spread":
             lasts = [len(batches[-1]["text"]) for batches in given]
             assert max(lasts) - min(lasts) <= 1 or 21 % together == 0
 
@@ -222,7 +222,7 @@ def test_a_stopped_validation_goes_on_and_then_begins_anew(root: Path) -> None:
         config = WorkerConfig(rank, world_size, 0)
         return get_loader(get_val_dataset(root, worker_config=config, batch_size=2, tail=tail, **media_texts.TEXT))
 
-    for tail in ("deal", "pad", "drop"):
+    for tail in ("spread", "pad", "drop"):
         first = make(2, 0, tail)
         for _ in zip(range(2), first, strict=False):
             pass

@@ -161,7 +161,7 @@ def test_killed_before_the_first_task(
 ) -> None:
     others = set(active_children())
     kills = iter([signal.SIGKILL, signal.SIGKILL])
-    dealt = torch_loader.TaskSampler.__iter__
+    balanced_step = torch_loader.TaskSampler.__iter__
 
     def killed_then_dealt(order: torch_loader.TaskSampler) -> Iterator[Any]:
         workers = set(active_children()) - others  # torch asks for tasks once before there are any
@@ -169,7 +169,7 @@ def test_killed_before_the_first_task(
             pid = workers.pop().pid or 0
             os.kill(pid, kill)
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # where torch raises, if it does
-        return dealt(order)
+        return balanced_step(order)
 
     monkeypatch.setattr(torch_loader.TaskSampler, "__iter__", killed_then_dealt)
     assert texts_of(loader_of(MediaDataset.open(texts, **media_texts.TEXT))) == EXPECTED

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from counts import cases, python_steps
 from headrace.errors import ConfigError
-from headrace.plan import BatchSchedule, Leg, Share, balanced, micro_batches, step_order, unbalanced
+from headrace.plan import BatchSchedule, Share, StepPart, balanced, micro_batches, step_order, unbalanced
 
 
 def draw(name: str, size: int, room: int) -> np.ndarray:
@@ -67,10 +67,10 @@ def test_it_is_no_worse_than_not_balancing(world_size: int, micro: int, micro_st
 def test_a_step_that_is_stopped_within_goes_on_with_other_ranks(
     lives: list[tuple[int, int, int, int]], size: int, first: int
 ) -> None:
-    """Each takes a part of the samples left, and keeps the deal that it had if it is the same again."""
+    """Each takes a part of the samples left, and keeps the assignment that it had if it is the same again."""
     first = min(first, size)
     came = np.random.default_rng(1).permutation(size)[:first]
-    taken: list[Leg] = []
+    taken: list[StepPart] = []
     costs = np.zeros(0)
     seen = came.tolist()
     for world_size, micro, micro_steps, longer in lives:
@@ -84,13 +84,13 @@ def test_a_step_that_is_stopped_within_goes_on_with_other_ranks(
         num = min(len(left), world_size * micro * micro_steps)
         if not num:
             continue
-        goes_on = bool(taken) and taken[-1].is_dealt_by(size, world_size, micro)
+        goes_on = bool(taken) and taken[-1].is_assigned_by(size, world_size, micro)
         if not goes_on:
-            deal = balanced(costs[left], world_size=world_size, micro_batch_size=micro)
-            assert order[len(seen) :].tolist() == left[deal.order].tolist()
+            assignment = balanced(costs[left], world_size=world_size, micro_batch_size=micro)
+            assert order[len(seen) :].tolist() == left[assignment.order].tolist()
         seen += order[len(seen) : len(seen) + num].tolist()
         before = taken.pop().num_taken if goes_on else 0
-        taken.append(Leg(size, world_size, micro, before + num))
+        taken.append(StepPart(size, world_size, micro, before + num))
         again = step_order(costs, taken, first=came, world_size=world_size, micro_batch_size=micro)
         assert again.tolist() == order.tolist(), "for the same ranks nothing has happened"
 

@@ -1,4 +1,4 @@
-"""Ranks and micro-steps: every position exactly once, prefixes after each micro-step, as Megatron deals them."""
+"""Ranks and micro-steps: every position exactly once, prefixes after each micro-step, as Megatron assigns them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ _OPTIONS = (
         "--split-parts", metavar="NAME:REGEX", multiple=True, help="In place: the shards of a part, by their names."
     ),
     click.option("--exclude", metavar="REGEX", help="In place: shards with this in their names are left out."),
-    click.option("--shuffle-tars", is_flag=True, help="In place: shuffle the shards before --split-ratio deals them."),
+    click.option(
+        "--shuffle-tars", is_flag=True, help="In place: shuffle the shards before --split-ratio assigns them."
+    ),
     click.option("--tar-index-only", is_flag=True, help="In place: write .tar.idx and .info.json, and nothing else."),
     click.option("--media-metadata-by-extension", is_flag=True, help="In place: gather size and length of media."),
     click.option("--media-metadata-by-header", is_flag=True, help="In place: ... of what their first bytes show."),

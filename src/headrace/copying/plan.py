@@ -133,7 +133,7 @@ def limited(shard: Sequence[DocumentRange], max_documents: int | None) -> list[l
 def part_borders(lengths: Iterable[IntArray], num_parts: int, *, num_documents: int, num_tokens: int) -> list[int]:
     """(num_parts - 1) borders between documents, each the nearest to its share of the tokens; the earlier of two.
 
-    Without tokens the documents are dealt. A part has at most the length of the longest document more or less than
+    Without tokens the documents are assigned. A part has at most the length of the longest document more or less than
     its share.
     """
     if num_tokens == 0:

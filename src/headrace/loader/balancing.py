@@ -1,6 +1,6 @@
 """Balanced steps: what samples cost, who takes which position of a step, and what comes of that for the loader.
 
-What samples cost, by their lengths, before any is read: what a balanced step is dealt by.
+What samples cost, by their lengths, before any is read: what a balanced step is assigned by.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 
 from headrace.datasets import Dataset, PackedSequenceDataset, Run
 from headrace.errors import ConfigError, StateError
-from headrace.plan import Cursor, Deal, Dealt, Draw, IntArray, Leg, Share, balanced, step_order, unbalanced
+from headrace.plan import (
+    Assignment,
+    BalancedStep,
+    Cursor,
+    Draw,
+    IntArray,
+    Share,
+    StepPart,
+    balanced,
+    step_order,
+    unbalanced,
+)
 from headrace.plan.balance import DEAL_VERSION
 
 CostOfLengths = Callable[[IntArray], NDArray[Any]]
@@ -23,7 +34,7 @@ Cost = Literal["tokens", "supervised_tokens"] | CostOfLengths
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, eq=False):
-    """The samples of each step are dealt so that all micro-batches of a micro-step cost alike.
+    """The samples of each step are assigned so that all micro-batches of a micro-step cost alike.
 
         Balance()                                                    by tokens
         Balance(cost=lambda lengths: lengths * (12 * 4096 + lengths))  of layers of width 4,096, attention and all
@@ -150,46 +161,46 @@ def _check_known(path: str, dataset: Dataset, balance: Balance) -> None:
         raise ConfigError(f"{where}{error}; {give}") from error
 
 
-DEALT_POSITIONS = 512
-"""Positions dealt at a time, in whole steps: every rank deals for all, and batches wait for it."""
+ASSIGNED_POSITIONS = 512
+"""Positions assigned at a time, in whole steps: every rank assigns for all, and batches wait for it."""
 
-MOST_LEGS = 16
+MOST_STEP_PARTS = 16
 """How often one step may be stopped in its midst and go on with other ranks; the state stays under 1 KB."""
 
 
 class StepBalance(NamedTuple):
-    """How a step is dealt, and how it would be without balance."""
+    """How a step is assigned, and how it would be without balance."""
 
     step: int
-    balanced: Deal
-    unbalanced: Deal
+    balanced: Assignment
+    unbalanced: Assignment
 
     def __str__(self) -> str:
         parts = []
-        for name, deal in (("balanced", self.balanced), ("unbalanced", self.unbalanced)):
+        for name, assignment in (("balanced", self.balanced), ("unbalanced", self.unbalanced)):
             parts.append(
-                f"{name}: max over mean {deal.micro_step_imbalance:.3f} of a micro-step, {deal.rank_imbalance:.3f} of "
-                f"the step, ranks wait {deal.waiting:.1%}"
+                f"{name}: max over mean {assignment.micro_step_imbalance:.3f} of a micro-step, "
+                f"{assignment.rank_imbalance:.3f} of the step, ranks wait {assignment.waiting:.1%}"
             )
         return f"step {self.step:,}: {'; '.join(parts)}"
 
 
 class _Resumed(NamedTuple):
-    """The step that a loaded state was in: the samples of it that were taken without balance, and then in which legs.
+    """The step that a loaded state was in: the samples of it that were taken without balance, and then in which parts.
 
     ``first`` is (n,) int64, numbered within the step, in the order of the slots that took them.
     """
 
     step: int
     first: IntArray
-    taken: tuple[Leg, ...]
+    taken: tuple[StepPart, ...]
 
 
 _NOWHERE = _Resumed(-1, np.zeros(0, dtype=np.int64), ())
 
 
-class Dealing:
-    """Maps the slots of steps, as ``split`` deals them, to the positions that take them; a pure function of both.
+class BalancedAssignment:
+    """Maps the slots of steps, as ``split`` assigns them, to the positions that take them; a pure function of both.
 
     A step in whose midst a state was loaded goes on as `step_order` says.
 
@@ -232,28 +243,28 @@ class Dealing:
             StateError: it was saved within a step that this loader cannot go on with; nothing has changed then.
         """
         begin = self._run.schedule.begin(cursor.step)
-        taken = () if cursor.dealt is None else cursor.dealt.taken
-        first = cursor.position - begin - sum(leg.num_taken for leg in taken)
-        if cursor.dealt is not None:
-            self._check(cursor.dealt, cursor.step, first)
+        taken = () if cursor.balanced_step is None else cursor.balanced_step.taken
+        first = cursor.position - begin - sum(step_part.num_taken for step_part in taken)
+        if cursor.balanced_step is not None:
+            self._check(cursor.balanced_step, cursor.step, first)
         slots = np.arange(begin, begin + first, dtype=np.int64)
         self._resumed = _Resumed(cursor.step, (slots if draw is None else draw.positions(slots)) - begin, taken)
 
-    def dealt(self, position: int) -> Dealt | None:
+    def balanced_step(self, position: int) -> BalancedStep | None:
         """What a state must hold besides a position; None between two steps."""
         if not (offset := _offset(self._run, position)):
             return None
         step = self._run.schedule.step_of(position)
         first, taken = self._before(step)
         costs = self._step_costs(step)
-        begin = len(first) + sum(leg.num_taken for leg in taken)
+        begin = len(first) + sum(step_part.num_taken for step_part in taken)
         mine = (len(costs), self._share.world_size, self._share.micro_batch_size)
         if offset > begin:
-            if taken and taken[-1].is_dealt_by(*mine):
+            if taken and taken[-1].is_assigned_by(*mine):
                 begin -= taken[-1].num_taken
                 taken = taken[:-1]
-            taken = (*taken, Leg(*mine, offset - begin))
-        return Dealt(costs=_hash(costs[: taken[-1].num_samples]), taken=taken) if taken else None
+            taken = (*taken, StepPart(*mine, offset - begin))
+        return BalancedStep(costs=_hash(costs[: taken[-1].num_samples]), taken=taken) if taken else None
 
     def positions(self, slots: IntArray) -> IntArray:
         """(n,) int64: the position that each of some rising slots takes."""
@@ -268,14 +279,14 @@ class Dealing:
         return found
 
     def digest(self, position: int) -> bytes:
-        """8 bytes, the same on all ranks if they deal alike."""
-        dealt = self.dealt(position)
+        """8 bytes, the same on all ranks if they assign alike."""
+        balanced_step = self.balanced_step(position)
         is_end = position == self._run.length
         costs = _hash(np.empty(0) if is_end else self._step_costs(self._run.schedule.step_of(position)))
-        return xxhash.xxh3_64_digest(repr((dealt, costs)).encode())
+        return xxhash.xxh3_64_digest(repr((balanced_step, costs)).encode())
 
     def figures(self, step: int) -> StepBalance:
-        """How a whole step is dealt."""
+        """How a whole step is assigned."""
         costs = self._step_costs(step)
         world_size, micro = self._share.world_size, self._share.micro_batch_size
         return StepBalance(
@@ -284,25 +295,25 @@ class Dealing:
             unbalanced(costs, world_size=world_size, micro_batch_size=micro),
         )
 
-    def _check(self, dealt: Dealt, step: int, first: int) -> None:
-        if not _fits(dealt.taken, first):
-            raise StateError(f"the saved state is damaged: of step {step:,} it says {dealt!r}")
+    def _check(self, balanced_step: BalancedStep, step: int, first: int) -> None:
+        if not _fits(balanced_step.taken, first):
+            raise StateError(f"the saved state is damaged: of step {step:,} it says {balanced_step!r}")
         costs = self._step_costs(step)
-        last = dealt.taken[-1].num_samples
-        if _hash(costs[:last]) != dealt.costs:
+        last = balanced_step.taken[-1].num_samples
+        if _hash(costs[:last]) != balanced_step.costs:
             raise StateError(
-                f"the saved state was taken within step {step:,}, which was dealt by other costs than here: give the "
-                "balance, at least the length, and the version of Headrace that it was saved with, or go on from a "
-                "state between two steps"
+                f"the saved state was taken within step {step:,}, which was balanced by other costs than here: give "
+                "the balance, at least the length, and the version of Headrace that it was saved with, or go on from "
+                "a state between two steps"
             )
         mine = (len(costs), self._share.world_size, self._share.micro_batch_size)
-        if len(dealt.taken) >= MOST_LEGS and not dealt.taken[-1].is_dealt_by(*mine):
+        if len(balanced_step.taken) >= MOST_STEP_PARTS and not balanced_step.taken[-1].is_assigned_by(*mine):
             raise StateError(
-                f"step {step:,} was stopped in its midst {len(dealt.taken)} times, with other ranks or micro-batches "
-                "each: go on with those it was saved with, or from a state between two steps"
+                f"step {step:,} was stopped in its midst {len(balanced_step.taken)} times, with other ranks or "
+                "micro-batches each: go on with those it was saved with, or from a state between two steps"
             )
 
-    def _before(self, step: int) -> tuple[IntArray, tuple[Leg, ...]]:
+    def _before(self, step: int) -> tuple[IntArray, tuple[StepPart, ...]]:
         return (self._resumed if step == self._resumed.step else _NOWHERE)[1:]
 
     def _order(self, step: int, costs: NDArray[np.generic]) -> IntArray:
@@ -338,14 +349,14 @@ def check_between_steps(run: Run, position: int, why: str) -> None:
         )
 
 
-def _fits(taken: tuple[Leg, ...], first: int) -> bool:
-    """Whether legs can be one after another, behind samples that were taken as they come."""
+def _fits(taken: tuple[StepPart, ...], first: int) -> bool:
+    """Whether parts can be one after another, behind samples that were taken as they come."""
     done, size = first, 0
-    for leg in taken:
-        done += leg.num_taken
-        if min(leg) < 1 or done > leg.num_samples or leg.num_samples < size:
+    for step_part in taken:
+        done += step_part.num_taken
+        if min(step_part) < 1 or done > step_part.num_samples or step_part.num_samples < size:
             return False
-        size = leg.num_samples
+        size = step_part.num_samples
     return first >= 0 and bool(taken)
 
 

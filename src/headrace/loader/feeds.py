@@ -14,7 +14,7 @@ import xxhash
 from headrace.datasets import Run
 from headrace.datasets.mix import check_micro_batches
 from headrace.errors import ConfigError, StateError
-from headrace.loader.balancing import Balance, Dealing, check_between_steps
+from headrace.loader.balancing import Balance, BalancedAssignment, check_between_steps
 from headrace.loader.collating import StepTotals, add_segments, add_totals, verify
 from headrace.loader.faults import Given, shared_out
 from headrace.loader.ragged import cost_of, faults_of
@@ -28,7 +28,7 @@ class Feed(Protocol):
     """The micro-batches of one rank of one run."""
 
     @property
-    def dealing(self) -> Dealing | None:
+    def assignment(self) -> BalancedAssignment | None:
         """What balances the steps, if anything."""
 
     def batches(self, position: int) -> Iterator[Given]:
@@ -67,8 +67,8 @@ class SpanFeed:
         self._reader = StreamReader(run, reading)
         self._has_workers = reading.num_workers > 0
         self._debug = debug
-        self.dealing = None if balance is None else Dealing(run, balance, share)
-        # Balance deals the slots itself; what is drawn are then those that were given of a step before it had balance.
+        self.assignment = None if balance is None else BalancedAssignment(run, balance, share)
+        # Balance assigns the slots itself; what is drawn is then what a step had given before it was balanced.
         self._draw = run.draw
 
     def batches(self, position: int) -> Iterator[Given]:
@@ -76,7 +76,7 @@ class SpanFeed:
         if self._agrees:
             agree(self._run, position, self._share, self._digest)
         pace = pace_of(self._run, self._share, is_here=not self._has_workers)
-        work = spans(self._run, self._share, position, self.dealing or self._draw, pace)
+        work = spans(self._run, self._share, position, self.assignment or self._draw, pace)
         totals = StepTotals(self._run) if self._run.is_counted else None
         if totals is not None:
             self._run.check_supervised(position)
@@ -96,8 +96,8 @@ class SpanFeed:
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`; raises ConfigError in the midst of a step that is balanced or drawn."""
         self._check_blocks(position)
-        if self.dealing is not None:
-            self.dealing.start_at(position)
+        if self.assignment is not None:
+            self.assignment.start_at(position)
         elif self._run.draw is not None:
             check_between_steps(self._run, position, "as slots of a blend are drawn")
         self._draw = self._run.draw
@@ -105,8 +105,8 @@ class SpanFeed:
     def state(self, position: int) -> dict[str, Any]:
         """See `Feed.state`."""
         state: dict[str, Any] = {}
-        if self.dealing is not None:
-            state["dealt"] = self.dealing.dealt(position)
+        if self.assignment is not None:
+            state["balanced_step"] = self.assignment.balanced_step(position)
         if self._draw is not None:
             state["drawn_to"] = self._draw.saved_ends(position)
         return state
@@ -117,9 +117,9 @@ class SpanFeed:
             raise StateError(f"the saved state holds {len(cursor.lanes)} lanes, and no source of this run has any")
         self._check_blocks(cursor.position, cursor.drawn_to)
         draw = self._resumed_draw(cursor)
-        if self.dealing is not None:
-            self.dealing.load(cursor, draw)
-        elif cursor.dealt is not None:
+        if self.assignment is not None:
+            self.assignment.load(cursor, draw)
+        elif cursor.balanced_step is not None:
             raise StateError(
                 f"the saved state was taken within step {cursor.step:,}, which was balanced: give the loader the same "
                 "balance, or go on from a state between two steps"
@@ -138,7 +138,11 @@ class SpanFeed:
         """How the run goes on drawing; raises StateError where it cannot."""
         draw = self._run.draw
         if draw is not None:
-            balanced = 0 if cursor.dealt is None else sum(leg.num_taken for leg in cursor.dealt.taken)
+            balanced = (
+                0
+                if cursor.balanced_step is None
+                else sum(step_part.num_taken for step_part in cursor.balanced_step.taken)
+            )
             return draw.resumed(cursor.position - balanced, cursor.drawn_to)
         if cursor.drawn_to:
             raise StateError(
@@ -147,9 +151,9 @@ class SpanFeed:
         return None
 
     def _digest(self, position: int) -> bytes:
-        """8 bytes, the same on all ranks where they deal what is left of a step alike."""
-        if self.dealing is not None:
-            return self.dealing.digest(position)
+        """8 bytes, the same on all ranks where they assign what is left of a step alike."""
+        if self.assignment is not None:
+            return self.assignment.digest(position)
         ends = () if self._draw is None else self._draw.saved_ends(position)
         return xxhash.xxh3_64_digest(repr(ends).encode()) if ends else bytes(8)
 
@@ -163,11 +167,11 @@ class SpanFeed:
         check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position, places)
 
 
-def check_uneven(uneven: Literal["deal", "refuse"], schedule: BatchSchedule, length: int | None, share: Share) -> None:
+def check_uneven(uneven: Literal["allow", "refuse"], schedule: BatchSchedule, length: int | None, share: Share) -> None:
     """Raise ConfigError where a step is not divided by ranks and micro-batches, and has to be."""
-    if uneven not in ("deal", "refuse"):
-        raise ConfigError(f"uneven is {uneven!r}; allowed are 'deal', 'refuse'")
-    if uneven == "deal":
+    if uneven not in ("allow", "refuse"):
+        raise ConfigError(f"uneven is {uneven!r}; allowed are 'allow', 'refuse'")
+    if uneven == "allow":
         return
     sizes = {size for _, size in schedule.pieces}
     if length is not None:
@@ -178,7 +182,7 @@ def check_uneven(uneven: Literal["deal", "refuse"], schedule: BatchSchedule, len
         raise ConfigError(
             f"steps of {found} samples are not divided by {share.world_size} ranks times micro-batches of "
             f"{share.micro_batch_size} = {together}: change one of them, drop a short last step with "
-            "drop_last=True, or allow uneven micro-batches with uneven='deal'"
+            "drop_last=True, or allow uneven micro-batches with uneven='allow'"
         )
 
 

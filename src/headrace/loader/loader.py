@@ -56,7 +56,7 @@ class Loader:
         reading: threads or workers, and how far ahead.
         uneven: what to do with steps that ranks and micro-batches do not divide.
         restart: whether each iteration begins at position 0.
-        balance: deal the samples of each step so that micro-batches cost alike. Steps have the samples that they have
+        balance: assign the samples of each step so that micro-batches cost alike. Steps have the samples that they have
             without; who takes which, and their order within the step, differs. ``dealt`` in a state is of this.
         debug: check every packed micro-batch before it is handed out, each field against every other one; a
             contradiction is a HeadraceError. Takes about as long as reading it twice.
@@ -74,7 +74,7 @@ class Loader:
         micro_batch_size: int,
         ranks: Ranks | None = None,
         reading: Reading | None = None,
-        uneven: Literal["deal", "refuse"] = "deal",
+        uneven: Literal["allow", "refuse"] = "allow",
         restart: bool = False,
         balance: Balance | None = None,
         debug: bool = False,
@@ -120,7 +120,7 @@ class Loader:
         if not isinstance(run, FramedRun):
             raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
         if balance is not None:
-            raise ConfigError("balance deals samples by what is known of them before; of a FramedRun nothing is")
+            raise ConfigError("balance assigns samples by what is known of them before; of a FramedRun nothing is")
         # Hooks that draw random numbers cannot run in threads, so none are taken unless they are asked for.
         self.reading = reading or Reading(num_threads=0)
         return FramedFeed(run, self.ranks, self._share, self.reading, journal=self._journal)
@@ -268,17 +268,17 @@ class Loader:
         self._iteration += 1
 
     def balance_figures(self, num_steps: int = 1) -> list[StepBalance]:
-        """How some steps from the current one on are dealt, and would be without balance. Reads no samples.
+        """How some steps from the current one on are assigned, and would be without balance. Reads no samples.
 
         Raises:
             ConfigError: the loader has no ``balance``.
         """
-        if self._feed.dealing is None:
+        if self._feed.assignment is None:
             raise ConfigError("this loader does not balance: give it balance=headrace.loader.Balance()")
         last = self.step + index(num_steps)
         if self.run.num_steps is not None:
             last = min(last, self.run.num_steps)
-        return [self._feed.dealing.figures(step) for step in range(self.step, last)]
+        return [self._feed.assignment.figures(step) for step in range(self.step, last)]
 
     def restore_sample(self, key: Any) -> Any:
         """A sample that was given before, bit for bit, by its ``__restore_key__``; of the list of a batch, the batch.

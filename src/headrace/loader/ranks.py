@@ -135,11 +135,11 @@ def _distributed() -> bool:
 _AGREED = struct.Struct("<24sQQQ8sQ")
 
 
-def agree(run: Run | FramedRun, position: int, share: Share, dealing: Callable[[int], bytes] | None = None) -> None:
+def agree(run: Run | FramedRun, position: int, share: Share, assignment: Callable[[int], bytes] | None = None) -> None:
     """One all-gather of 64 bytes over all processes, when there are several: the same run, and ranks that fit together.
 
     24 of them are of the hash of the recipe, and 8 are what ``dealing`` gives for the position, a hash of how what is
-    left of the step is dealt.
+    left of the step is assigned.
 
     Raises:
         StateError: the processes differ in recipe, position, world size, micro-batch or balance, or a data-parallel
@@ -148,8 +148,8 @@ def agree(run: Run | FramedRun, position: int, share: Share, dealing: Callable[[
     if is_alone():
         return
     recipe = run.recipe.digest()[:24]
-    dealt = bytes(8) if dealing is None else dealing(position)
-    packed = _AGREED.pack(recipe, position, share.world_size, share.micro_batch_size, dealt, share.rank)
+    digest = bytes(8) if assignment is None else assignment(position)
+    packed = _AGREED.pack(recipe, position, share.world_size, share.micro_batch_size, digest, share.rank)
     columns = list(zip(*map(_AGREED.unpack, all_gathered(packed)), strict=True))
     # What balance comes to depends on the others, so it is looked at last.
     for what, values in zip(("recipe", "position", "world size", "micro-batch size", "balance"), columns, strict=False):

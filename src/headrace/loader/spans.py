@@ -21,7 +21,7 @@ from headrace.datasets import Located, Run, Sample
 from headrace.datasets.dataset import Origin
 from headrace.datasets.media.face import Allocate
 from headrace.errors import HeadraceError
-from headrace.loader.balancing import DEALT_POSITIONS, Dealing
+from headrace.loader.balancing import ASSIGNED_POSITIONS, BalancedAssignment
 from headrace.loader.ragged import Cost, divide_ragged, is_ragged, read_ragged
 from headrace.plan import Draw, Share, micro_batches
 
@@ -105,19 +105,19 @@ def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
 
 
 def spans(
-    run: Run, share: Share, position: int, dealing: Dealing | Draw | None = None, pace: Pace | None = None
+    run: Run, share: Share, position: int, assignment: BalancedAssignment | Draw | None = None, pace: Pace | None = None
 ) -> Iterator[BatchSpan]:
     """All spans of a rank from ``position`` to the end of the run; ``dealing`` says which positions slots take."""
     pace = pace or pace_of(run, share)
     # The first plan is small, so that the first batch comes at once.
     wanted = PLAN_POSITIONS // 16
     while True:
-        at_least = DEALT_POSITIONS if isinstance(dealing, Dealing) else wanted * share.world_size
+        at_least = ASSIGNED_POSITIONS if isinstance(assignment, BalancedAssignment) else wanted * share.world_size
         planned = micro_batches(run.schedule, share, position=position, end=run.length, at_least=at_least)
         if not len(planned):
             return
         slots = planned.slots()
-        located = run.locate(slots if dealing is None else dealing.positions(slots))
+        located = run.locate(slots if assignment is None else assignment.positions(slots))
         sizes, steps, afters = planned.sizes.tolist(), planned.steps.tolist(), planned.afters.tolist()
         row = 0
         first = 0

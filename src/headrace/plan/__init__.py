@@ -18,10 +18,10 @@ from headrace._lazy import lazily
 
 if TYPE_CHECKING:
     from headrace.plan.arithmetic import apportion, exact_weights, rounded
-    from headrace.plan.balance import Deal, Leg, balanced, costs_of, step_order, unbalanced
+    from headrace.plan.balance import Assignment, StepPart, balanced, costs_of, step_order, unbalanced
     from headrace.plan.blend import BlendTree, counts_until, linear_ramp, quantised
     from headrace.plan.bucketing import Bucketing, bucketed
-    from headrace.plan.cursor import Cursor, Dealt
+    from headrace.plan.cursor import BalancedStep, Cursor
     from headrace.plan.keys import IntArray, KeyArray, derive_array
     from headrace.plan.nodes import (
         Branch,
@@ -54,14 +54,14 @@ _HOMES = {
     "Bucketing": "headrace.plan.bucketing",
     "ConcatNode": "headrace.plan.nodes",
     "Cursor": "headrace.plan.cursor",
-    "Deal": "headrace.plan.balance",
-    "Dealt": "headrace.plan.cursor",
+    "Assignment": "headrace.plan.balance",
+    "BalancedStep": "headrace.plan.cursor",
     "Draw": "headrace.plan.slots",
     "Inner": "headrace.plan.nodes",
     "IntArray": "headrace.plan.keys",
     "KeyArray": "headrace.plan.keys",
     "Leaf": "headrace.plan.nodes",
-    "Leg": "headrace.plan.balance",
+    "StepPart": "headrace.plan.balance",
     "LimitNode": "headrace.plan.nodes",
     "Lookup": "headrace.plan.tree",
     "MicroBatches": "headrace.plan.split",
@@ -102,20 +102,19 @@ _HOMES = {
 
 __all__ = [
     "ORDER_FORMAT",
+    "Assignment",
+    "BalancedStep",
     "BatchSchedule",
     "BlendTree",
     "Branch",
     "Bucketing",
     "ConcatNode",
     "Cursor",
-    "Deal",
-    "Dealt",
     "Draw",
     "Inner",
     "IntArray",
     "KeyArray",
     "Leaf",
-    "Leg",
     "LimitNode",
     "Lookup",
     "MicroBatches",
@@ -129,6 +128,7 @@ __all__ = [
     "Schedule",
     "Shards",
     "Share",
+    "StepPart",
     "SubsetRange",
     "apportion",
     "balanced",

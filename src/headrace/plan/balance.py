@@ -1,4 +1,4 @@
-"""The samples of one step dealt so that all ranks have as much to do in each micro-step, and so in the step.
+"""The samples of one step assigned so that all ranks have as much to do in each micro-step, and so in the step.
 
 Which samples make the step does not change, nor how many each rank has in each micro-step: only who takes which, as a
 pure function of the costs, the ranks and the micro-batch. Slots are those of ``split``: micro-step j of rank r of R has
@@ -20,13 +20,13 @@ makes it impossible: it then meets others as heavy in the first micro-step, whos
 
 Who takes what of a step that is balanced, also where it was stopped in its midst and goes on with other ranks.
 
-A step that is begun anew is dealt as a whole. Where it was stopped, those who went on with it have each taken a prefix
-of what they dealt, and what is left is dealt to the next:
+A step that is begun anew is assigned as a whole. Where it was stopped, those who went on with it have each taken a
+prefix of what they were assigned, and what is left is assigned to the next:
 
     8 samples, 2 ranks with micro-batches of 1, stopped after 2 micro-steps    took 4 samples, say 0 3 5 6
-    then 3 ranks with micro-batches of 1                                       deal 1 2 4 7
+    then 3 ranks with micro-batches of 1                                       take   1 2 4 7
 
-The same ranks and micro-batch go on with the deal that they had, so that for them nothing has happened.
+The same ranks and micro-batch go on with the assignment that they had, so that for them nothing has happened.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
 
 DEAL_VERSION = 1
-"""Of what follows: another deal of any step has another number, since a step may go on from a saved state."""
+"""Of what follows: another assignment of any step has another number, since a step may go on from a saved state."""
 
 _FLOAT_SCALE = 1 << 30
 _ROUNDS = 6
@@ -53,7 +53,7 @@ _CLOSE = 500
 """One part in so many of its level is close enough for a micro-batch."""
 
 
-class Deal(NamedTuple):
+class Assignment(NamedTuple):
     """Who takes what, and what that comes to.
 
     ``order`` (num_samples,) int64: the sample, numbered within the step, that each slot takes. ``cost`` (micro-steps,
@@ -85,7 +85,7 @@ class Deal(NamedTuple):
         return 1 - float(self.cost.sum()) / (slowest * self.cost.shape[1]) if slowest else 0.0
 
 
-def balanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> Deal:
+def balanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> Assignment:
     """Deal the samples of a step: (num_samples,) ``costs`` of at least 0, in the order of their positions.
 
     Costs that are no integers are rounded to 1 / 2^30 of the largest. About 1.5 us a sample; the same on every machine.
@@ -117,38 +117,38 @@ def balanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> 
         capacities = np.diff(bounds)
         last = by_cost[is_last]
         # All have the same level; what it is does not matter to who is furthest below it.
-        bins = _deal(exact[last], [0] * world_size, capacities.tolist())
+        bins = _fill_bins(exact[last], [0] * world_size, capacities.tolist())
         # Samples of the same micro-batch stand in the order of the step.
         order[len(exact) - left :] = last[np.lexsort((last, bins))]
     plain = np.arange(len(exact), dtype=np.int64)
     # Of a handful of samples the order as they come may be the better one. Exact, so that all ranks decide alike.
     if _slowest(exact, plain, world_size, micro_batch_size) < _slowest(exact, order, world_size, micro_batch_size):
         order = plain
-    return Deal(order, costs_of(costs, order, world_size=world_size, micro_batch_size=micro_batch_size))
+    return Assignment(order, costs_of(costs, order, world_size=world_size, micro_batch_size=micro_batch_size))
 
 
-def unbalanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> Deal:
+def unbalanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> Assignment:
     """The samples of a step as they come, to be compared."""
     order = np.arange(len(costs), dtype=np.int64)
-    return Deal(order, costs_of(costs, order, world_size=world_size, micro_batch_size=micro_batch_size))
+    return Assignment(order, costs_of(costs, order, world_size=world_size, micro_batch_size=micro_batch_size))
 
 
 def costs_of(costs: NDArray[Any], order: IntArray, *, world_size: int, micro_batch_size: int) -> NDArray[np.float64]:
     """(micro-steps, world_size) float64: what each micro-batch costs in an order; ``np.arange`` is the unbalanced one.
 
-    The last micro-step of an uneven step is dealt as in ``split``.
+    The last micro-step of an uneven step is assigned as in ``split``.
     """
     found: NDArray[np.float64] = _sums(np.asarray(costs, dtype=np.float64)[order], world_size, micro_batch_size)
     return found
 
 
-def _sums(dealt: NDArray[Any], world_size: int, micro_batch_size: int) -> NDArray[Any]:
+def _sums(costs: NDArray[Any], world_size: int, micro_batch_size: int) -> NDArray[Any]:
     """(micro-steps, world_size): the sums of the micro-batches, of costs in the order of their slots."""
     together = world_size * micro_batch_size
-    full = len(dealt) // together * together
-    found: NDArray[Any] = dealt[:full].reshape(-1, world_size, micro_batch_size).sum(axis=2)
-    if left := len(dealt) - full:
-        sums = np.append(np.zeros(1, dtype=dealt.dtype), np.cumsum(dealt[full:]))
+    full = len(costs) // together * together
+    found: NDArray[Any] = costs[:full].reshape(-1, world_size, micro_batch_size).sum(axis=2)
+    if left := len(costs) - full:
+        sums = np.append(np.zeros(1, dtype=costs.dtype), np.cumsum(costs[full:]))
         bounds = np.arange(world_size + 1, dtype=np.int64) * left // world_size
         found = np.vstack([found, np.diff(sums[bounds])])
     return found
@@ -182,7 +182,7 @@ def _even(costs: IntArray, by_cost: IntArray, num_bins: int, world_size: int, mi
         return np.zeros((0, micro_batch_size), dtype=np.int64)
     sizes = costs[by_cost]
     levels = np.repeat(_levels(sizes, num_bins, world_size, micro_batch_size), world_size)
-    bins = _deal(sizes, levels.tolist(), [micro_batch_size] * num_bins)
+    bins = _fill_bins(sizes, levels.tolist(), [micro_batch_size] * num_bins)
     members = by_cost[np.argsort(bins, kind="stable")].reshape(num_bins, micro_batch_size)
     _exchange(members, costs, levels, num_bins)
     members = members[np.argsort(-costs[members].sum(axis=1), kind="stable")]
@@ -208,7 +208,7 @@ def _levels(sizes: IntArray, num_bins: int, world_size: int, micro_batch_size: i
     return levels
 
 
-def _deal(sizes: IntArray, levels: list[int], capacities: list[int]) -> IntArray:
+def _fill_bins(sizes: IntArray, levels: list[int], capacities: list[int]) -> IntArray:
     """(n,) int64: the bin of each sample, of sizes that fall; all bins are filled to their capacity."""
     room = list(capacities)
     heap = [(-level, number) for number, level in enumerate(levels) if capacities[number]]
@@ -268,8 +268,8 @@ def _over_mean(values: NDArray[np.float64]) -> float:
     return float(values.max()) / mean if mean else 1.0
 
 
-class Leg(NamedTuple):
-    """What was taken of a step in one go: the first ``num_taken`` of those left of its ``num_samples``, as they dealt.
+class StepPart(NamedTuple):
+    """What was taken of a step in one go: the first ``num_taken`` of those left of its ``num_samples``, as assigned.
 
     ``num_samples`` are those of the step at that time; a run that is made longer may add some to its last step.
     """
@@ -279,14 +279,14 @@ class Leg(NamedTuple):
     micro_batch_size: int
     num_taken: int
 
-    def is_dealt_by(self, num_samples: int, world_size: int, micro_batch_size: int) -> bool:
-        """Whether these go on with this deal."""
+    def is_assigned_by(self, num_samples: int, world_size: int, micro_batch_size: int) -> bool:
+        """Whether these go on with this assignment."""
         return self[:3] == (num_samples, world_size, micro_batch_size)
 
 
 def step_order(
     costs: NDArray[Any],
-    taken: Sequence[Leg] = (),
+    taken: Sequence[StepPart] = (),
     *,
     first: IntArray | None = None,
     world_size: int,
@@ -295,7 +295,7 @@ def step_order(
     """(num_samples,) int64: the sample, numbered within the step, that each slot takes; a permutation.
 
     ``costs`` are (num_samples,). The first slots are those that were taken before: those of ``first``, (n,) int64,
-    without balance, then those of each leg; the others are what these ranks make of the rest.
+    without balance, then those of each part; the others are what these ranks make of the rest.
     """
     order = np.arange(len(costs), dtype=np.int64)
     is_left = np.ones(len(costs), dtype=bool)
@@ -303,13 +303,13 @@ def step_order(
     if first is not None:
         order[:begin] = first
         is_left[first] = False
-    legs = list(taken)
-    if not (legs and legs[-1].is_dealt_by(len(costs), world_size, micro_batch_size)):
-        legs.append(Leg(len(costs), world_size, micro_batch_size, len(costs)))
-    for leg in legs:
-        left = np.flatnonzero(is_left[: leg.num_samples])
-        deal = balanced(costs[left], world_size=leg.world_size, micro_batch_size=leg.micro_batch_size)
-        order[begin : begin + len(left)] = left[deal.order]
-        begin += leg.num_taken
+    step_parts = list(taken)
+    if not (step_parts and step_parts[-1].is_assigned_by(len(costs), world_size, micro_batch_size)):
+        step_parts.append(StepPart(len(costs), world_size, micro_batch_size, len(costs)))
+    for step_part in step_parts:
+        left = np.flatnonzero(is_left[: step_part.num_samples])
+        assignment = balanced(costs[left], world_size=step_part.world_size, micro_batch_size=step_part.micro_batch_size)
+        order[begin : begin + len(left)] = left[assignment.order]
+        begin += step_part.num_taken
         is_left[order[:begin]] = False
     return order

@@ -1,6 +1,6 @@
 """Samples of similar length brought together, within a window of steps: a permutation that is computed, not stored.
 
-The samples of some steps are sorted by length, and dealt out in runs to groups of places; which group gets the short
+The samples of some steps are sorted by length, and handed out in runs to groups of places; which group gets the short
 ones and which the long ones is drawn. A group is a step, or so many neighbouring places of one:
 
     lengths of 6 samples   9 2 7 3 8 1      two steps of 3, each a group      drawn: the second group first

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import StateError
-from headrace.plan.balance import Leg
+from headrace.plan.balance import StepPart
 from headrace.plan.recipe import PARTS, RunRecipe, undrawn
 from headrace.plan.schedule import BatchSchedule
 
@@ -24,7 +24,7 @@ _MEANING = {
 """What a user changes in each part."""
 
 
-class Dealt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BalancedStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was taken of a balanced step that was stopped in its midst, where the position alone does not tell.
 
     ``costs`` is a hash over the costs of the samples of the step, in hex, ``taken`` who took how many; samples before
@@ -32,7 +32,7 @@ class Dealt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     costs: str
-    taken: tuple[Leg, ...]
+    taken: tuple[StepPart, ...]
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``position`` counts the samples that all ranks were given together: the first slots of its step, and all before.
     ``step`` is the global step that the next sample belongs to. ``recipe`` holds a hash for each part of the recipe.
     ``lanes`` are those of sources whose facts are known only while running, of one rank or of all; it is empty for all
-    others, and at the beginning. ``dealt`` is for a balanced step, within it only. ``drawn_to`` is for a blend, within
+    others, and at the beginning. ``balanced_step`` is there within one only. ``drawn_to`` is for a blend, within
     a last step that is short only: the lengths of the run up to which its slots were drawn, see `Draw`.
     """
 
@@ -50,17 +50,17 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     step: int
     position: int
     lanes: tuple[dict[str, Any], ...] = ()
-    dealt: Dealt | None = None
+    balanced_step: BalancedStep | None = msgspec.field(default=None, name="dealt")
     drawn_to: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The cursor as plain dicts, lists, strings and integers, safe for JSON and for ``torch.save``."""
         state = msgspec.to_builtins(self)
         state["lanes"] = list(self.lanes)
-        if self.dealt is None:
+        if self.balanced_step is None:
             del state["dealt"]
         else:
-            state["dealt"]["taken"] = [list(leg) for leg in self.dealt.taken]
+            state["dealt"]["taken"] = [list(step_part) for step_part in self.balanced_step.taken]
         if self.drawn_to:
             state["drawn_to"] = list(self.drawn_to)
         else:
@@ -126,13 +126,15 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _drawn(self, recipe: RunRecipe, schedule: BatchSchedule, length: int | None) -> Cursor:
         """The same in a run whose slots are drawn; so far each took the position of its own number."""
         begin = schedule.begin(self.step)
-        dealt = 0 if self.dealt is None else sum(leg.num_taken for leg in self.dealt.taken)
-        if self.position not in (begin + dealt, length):
+        num_balanced = (
+            0 if self.balanced_step is None else sum(step_part.num_taken for step_part in self.balanced_step.taken)
+        )
+        if self.position not in (begin + num_balanced, length):
             raise StateError(
                 f"the saved state was taken within step {self.step:,}, at position {self.position:,}, by a version of "
-                "Headrace that dealt the samples of a blend's step to the ranks in turn; here they are drawn (split "
+                "Headrace that assigned the samples of a blend's step to the ranks in turn; here they are drawn (split "
                 f"{recipe.format['split']}), so that what is left of that step would be other samples. Go on from a "
                 f"state between two steps, as after position {begin:,}, or end this step with the version that saved it"
             )
-        drawn_to = (self.position,) if self.position > begin + dealt else ()
+        drawn_to = (self.position,) if self.position > begin + num_balanced else ()
         return msgspec.structs.replace(self, recipe=recipe.hashes(), drawn_to=drawn_to)

@@ -1,7 +1,7 @@
 """The split of a step's slots over data-parallel ranks and micro-steps.
 
 Micro-step j of rank r of R takes the micro-batch at offset (j*R + r)*M of the step, as Megatron does. Where R*M does
-not divide the step, the L slots left for the last micro-step are dealt as [floor(rL/R), floor((r+1)L/R)) to rank r.
+not divide the step, the L slots left for the last micro-step are assigned as [floor(rL/R), floor((r+1)L/R)) to rank r.
 
     step of 11 slots, R = 2 ranks, M = 2     rank 0: [0 1] [4 5] [8]
                                              rank 1: [2 3] [6 7] [9 10]

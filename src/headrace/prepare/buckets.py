@@ -1,4 +1,4 @@
-"""The buckets of a shuffled run: documents dealt by the high bits of their order hash, each bucket a file.
+"""The buckets of a shuffled run: documents assigned by the high bits of their order hash, each bucket a file.
 
 Pass 1 appends frames to them, in memory first and then many documents at a time; pass 2 sorts one bucket after
 another by the whole hash. As buckets are in the order of their high bits, the documents of all of them in a row are in

@@ -237,7 +237,7 @@ class Committer:
         add_origins(self.origins, piece, chosen, first, self.ledger.state.lines)
         self.ledger.add(info, chosen.left_out(piece, self._plan.columns, rows))
         if self._buckets is not None:
-            _deal(self._buckets, piece, rows, chosen.keep, first)
+            _add_to_buckets(self._buckets, piece, rows, chosen.keep, first)
         elif chosen.is_all:
             self.output.add(rows, np.arange(first, first + info.num_documents))
         else:
@@ -368,7 +368,7 @@ class Committer:
         self._hashes.clear()
 
 
-def _deal(buckets: BucketWriter, piece: Piece, rows: Rows, keep: NDArray[np.bool_], first: int) -> None:
+def _add_to_buckets(buckets: BucketWriter, piece: Piece, rows: Rows, keep: NDArray[np.bool_], first: int) -> None:
     """Documents to buckets: they lie sorted in the piece, their ordinals follow the order of the input."""
     if not piece.info.num_documents:
         return

@@ -42,7 +42,7 @@ _INDEX_BYTES = {"indexed": 20, "keyed": 11, "hdf5": 800, "jsonl": 6}
 header of each array; in JSON lines, what is around the name of the key and its numbers."""
 
 _ORDER_BYTES = 8
-"""Of the table of origins a document, where documents are shuffled or dealt to domains."""
+"""Of the table of origins a document, where documents are shuffled or assigned to domains."""
 
 _JSON_SHARE = 2.3
 """Bytes of a number as JSON over its bytes as binary: ids take about 5 of 2, masks 2 of 1."""
@@ -198,7 +198,7 @@ def _around(file: SourceFile, byte: int, place_bytes: int) -> tuple[int, int]:
         begin = byte // place_bytes * place_bytes
         return begin, min(begin + place_bytes, file.extent)
     if file.unit_bytes:
-        # Units hold about as many rows each, and readers deal the bytes of the file to its rows evenly.
+        # Units hold about as many rows each, and readers assign the bytes of the file to its rows evenly.
         unit = byte * file.extent // file.size_bytes
         return unit, unit + 1
     return 0, file.extent

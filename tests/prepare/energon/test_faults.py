@@ -187,7 +187,7 @@ def test_links_that_lead_back(root: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": SplitChoice(ratio=(1,), parts=(("a", "b"),))}, "dealt by one of them"),
+        ({"split": SplitChoice(ratio=(1,), parts=(("a", "b"),))}, "assigned by one of them"),
         ({"split": SplitChoice(ratio=(0, 0, 0))}, "write the shares"),
         ({"split": SplitChoice(ratio=(1, 1, 1, 1))}, "write the shares"),
         ({"split": SplitChoice(parts=(("a", "("),))}, "no regular expression"),

@@ -165,7 +165,7 @@ def test_overwrite_and_what_is_kept(tmp_path: Path) -> None:
     found = read_splits(root)
     assert found.parts == {"mine": ("shards/01.tar", "shards/01.tar", "shards/04.tar")}
     assert found.exclude == {"shards/01.tar/01_0"}
-    assert any("is kept, not dealt by the ratio" in notice for notice in notices)
+    assert any("is kept, not assigned by the ratio" in notice for notice in notices)
     prepare(root, split=SplitChoice(), overwrite=True)
     assert read_splits(root).parts == found.parts
     assert (root / ".nv-meta/dataset.yaml").read_text() == "mine: 1\n"

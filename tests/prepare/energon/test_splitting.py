@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_made import write_tar
 from headrace.prepare.energon import EnergonOptions, SplitChoice, prepare_energon
-from headrace.prepare.energon.finishing import bring_up_to_date, deal
+from headrace.prepare.energon.finishing import assign_parts, bring_up_to_date
 from headrace.prepare.energon.scanning import find_shards
 from headrace.stores.energon import read_splits
 
@@ -29,14 +29,14 @@ NAMES = [f"s{number:02d}.tar" for number in range(12)]
     ],
 )
 def test_a_ratio(count: int, ratio: tuple[float, ...], sizes: list[int]) -> None:
-    parts = deal(NAMES[:count], SplitChoice(ratio=ratio))
+    parts = assign_parts(NAMES[:count], SplitChoice(ratio=ratio))
     assert list(parts) == ["train", "val", "test"]
     assert [len(listed) for listed in parts.values()] == sizes
     assert [name for listed in parts.values() for name in listed] == NAMES[:count]
 
 
 def test_shuffled_as_energon_does() -> None:
-    parts = deal(NAMES, SplitChoice(ratio=(1, 1, 0), shuffle=True))
+    parts = assign_parts(NAMES, SplitChoice(ratio=(1, 1, 0), shuffle=True))
     order = [7, 5, 2, 8, 9, 6, 11, 3, 4, 0, 1, 10]
     assert parts == {
         "train": [NAMES[at] for at in order[:6]],
@@ -48,7 +48,7 @@ def test_shuffled_as_energon_does() -> None:
 def test_patterns(tmp_path: Path) -> None:
     names = ["train/a0.tar", "train/a1.tar", "val/a0.tar", "old/train/a0.tar"]
     choice = SplitChoice(parts=(("train", "train/{a0,a1}"), ("val", r"val/a\d"), ("train", ".*0"), ("none", "x")))
-    assert deal(names, choice) == {
+    assert assign_parts(names, choice) == {
         "train": ["train/a0.tar", "train/a1.tar", "val/a0.tar", "old/train/a0.tar"],
         "val": ["val/a0.tar"],
         "none": [],

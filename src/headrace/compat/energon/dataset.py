@@ -63,7 +63,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Ranks(self.rank, self.world_size, self.agree)
 
 
-Tail = Literal["deal", "pad", "drop"]
+Tail = Literal["spread", "pad", "drop"]
 
 FOR_EVER = 1 << 61
 """Samples of a run without end over a mix that has one: more than any run will come to."""
@@ -93,7 +93,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     training: bool
     pass_samples: int | None = None
-    tail: Tail = "deal"
+    tail: Tail = "spread"
     virtual_epoch_length: int = 0
     global_batch_size: BatchSchedule | None = None
     own_order: OwnOrder | None = None
@@ -107,12 +107,12 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
                 f"batch_size is at least 1 and virtual_epoch_length at least 0, found {self.batch_size} and "
                 f"{self.virtual_epoch_length}"
             )
-        if self.tail not in ("deal", "pad", "drop"):
-            raise ConfigError(f"tail is {self.tail!r}; allowed are 'deal', 'pad', 'drop'")
+        if self.tail not in ("spread", "pad", "drop"):
+            raise ConfigError(f"tail is {self.tail!r}; allowed are 'spread', 'pad', 'drop'")
         if self.tail == "drop" and self.pass_samples is not None and self.pass_samples < self.together:
             raise ConfigError(
                 f"{self.pass_samples:,} samples are less than a batch of {self.batch_size:,} for each of "
-                f"{self.worker_config.world_size:,} ranks, and the last is dropped: choose tail='deal' or 'pad'"
+                f"{self.worker_config.world_size:,} ranks, and the last is dropped: choose tail='spread' or 'pad'"
             )
 
     @property
@@ -129,10 +129,10 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     def run(self, position: int) -> Run:
         """From a position on to the end of its pass, in steps of one batch of every rank, or as the user gave them.
 
-        What came before is one step, whatever ranks it was dealt to: so it is no matter how many there were.
+        What came before is one step, whatever ranks it was assigned to: so it is no matter how many there were.
         """
         end = self.pass_end(position)
-        if end is not None and self.tail != "deal":
+        if end is not None and self.tail != "spread":
             left = end - position
             end = position + self.together * (
                 left // self.together if self.tail == "drop" else -(-left // self.together)

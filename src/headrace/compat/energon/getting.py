@@ -164,7 +164,7 @@ def get_train_dataset(
         batch_size=making.samples(data),
         training=True,
         pass_samples=once,
-        tail="drop" if batch_drop_last else "deal",
+        tail="drop" if batch_drop_last else "spread",
         virtual_epoch_length=virtual_epoch_length,
         global_batch_size=schedule,
     )
@@ -247,7 +247,7 @@ def get_val_dataset(
     batch_size: int | None,
     batch_drop_last: bool = False,
     limit: int | None = None,
-    tail: Tail = "deal",
+    tail: Tail = "spread",
     order: Literal["stride", "energon"] = "stride",
     task_encoder: Encoder | None = None,
     packing_buffer_size: int | None = None,
@@ -265,9 +265,9 @@ def get_val_dataset(
             options: see `get_train_dataset`; of a metadataset all datasets one after another.
         batch_drop_last: as ``tail="drop"``.
         limit: batches of this rank.
-        tail: what not all ranks can fill: ``"deal"`` gives each as even a part of it as there is, maybe none;
+        tail: what not all ranks can fill: ``"spread"`` gives each as even a part of it as there is, maybe none;
             ``"pad"`` fills it with the first samples, which ``sample_mask`` tells apart; ``"drop"`` leaves it out. Of
-            a framed source only ``"deal"``, and ranks have as many batches if they agree, see `WorkerConfig`.
+            a framed source only ``"spread"``, and ranks have as many batches if they agree, see `WorkerConfig`.
         order: ``"stride"``; or ``"energon"``, where each rank and worker has a run of neighbours of its own, and maybe
             another number of batches.
 
@@ -304,7 +304,7 @@ def get_val_datasets(
     batch_size: int | None,
     batch_drop_last: bool = False,
     limit: int | None = None,
-    tail: Tail = "deal",
+    tail: Tail = "spread",
     order: Literal["stride", "energon"] = "stride",
     **options: Any,
 ) -> list[tuple[EnergonDataset, Dataset | Mix]]:
@@ -316,7 +316,7 @@ def get_val_datasets(
         batch_size=batch_size,
         batch_drop_last=batch_drop_last,
         limit=limit,
-        tail="deal",
+        tail="spread",
         order=order,
         **options,
     )
@@ -374,7 +374,7 @@ def _framed_validation(
         raise ConfigError(
             f"order='energon' is for one output of each sample, and here are units: {data.describe()}; leave it out"
         )
-    if tail != "deal":
+    if tail != "spread":
         raise ConfigError(
             f"tail is {tail!r}, and how many units a task encoder makes shows after they were given: the last ones are "
             "dealt; leave tail and batch_drop_last out"

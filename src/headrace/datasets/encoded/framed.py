@@ -207,7 +207,7 @@ class Framed:
     """Samples of media through any task encoder: one may have no output, or several; they are grouped or packed.
 
     What becomes of a sample shows when it is encoded, so the order of units is found as the run goes: positions are
-    dealt to lanes, and each lane makes units of its own, a frame of positions at a time. Nothing is dropped: what is
+    assigned to lanes, and each lane makes units of its own, a frame of positions at a time. Nothing is dropped: what is
     not selected comes into a later unit. This describes, and reads nothing; `FramedRun` gives it an order and batches.
 
     Args:

@@ -214,7 +214,7 @@ class FramedRun:
 
     @property
     def lanes(self) -> Lanes:
-        """How positions and units are dealt."""
+        """How positions and units are assigned."""
         return self.framing.lanes
 
     @property

@@ -1,6 +1,6 @@
 """A framed run in the loader: each lane has a state of its own, and is walked by one reader of one rank.
 
-    FramedRun --> Parts, dealt to readers by their lanes --> LaneReader, in process, threads or workers
+    FramedRun --> Parts, assigned to readers by their lanes --> LaneReader, in process, threads or workers
                                                                   |
     batches, in order <-- put together <-- Message: samples or a batch, and how far its lanes have come
                                                                   |

@@ -55,7 +55,7 @@ from headrace.plan.framed import (
 
 if TYPE_CHECKING:
     from headrace.datasets.encoded import UnitReader
-    from headrace.loader.balancing import Dealing
+    from headrace.loader.balancing import BalancedAssignment
 
 
 class Book:
@@ -202,7 +202,7 @@ class FramedFeed:
         ConfigError: units that are whole batches, and micro-batches of several.
     """
 
-    dealing: Dealing | None = None
+    assignment: BalancedAssignment | None = None
 
     def __init__(
         self, run: FramedRun, ranks: Ranks, share: Share, reading: Reading, *, journal: str | None = None
@@ -318,7 +318,7 @@ class FramedFeed:
         return found
 
     def _loaded(self, cursor: Cursor) -> Sequence[LaneState]:
-        if cursor.dealt is not None:
+        if cursor.balanced_step is not None:
             raise StateError("the saved state is of a balanced run, and a framed run is not balanced")
         if not cursor.lanes:
             if cursor.position:

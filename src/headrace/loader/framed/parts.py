@@ -3,7 +3,7 @@
     4 lanes, micro-batches of 2, 2 readers     lanes 0 1 -> reader 0, lanes 2 3 -> reader 1
     4 lanes, micro-batches of 4, 2 readers     lanes 0 1 -> reader 0, lanes 2 3 -> reader 1, two parts each
 
-Whoever carries the parts deals them to the readers in turn, so that where it is another reader's turn an empty part
+Whoever carries the parts assigns them to the readers in turn, so that where it is another reader's turn an empty part
 goes out first. In most runs there are none: a step has the same slots each time, and as many parts as readers, or a
 multiple of that.
 
@@ -43,7 +43,7 @@ class BatchPart(NamedTuple):
         step: the global step.
         after: the position once the micro-batch is taken, in its last part; None in all others.
         states: of all lanes that may come, in the first part of each reader; None: go on.
-        leaves: (n,) int64: lanes that come no more, since what was left of a step was dealt in another way than whole
+        leaves: (n,) int64: lanes that come no more, since what was left of a step was assigned otherwise than whole
             steps are. Told once to each reader.
     """
 

@@ -4,7 +4,7 @@ Messages come back in the order of the tasks, whichever worker was faster. What 
 its own type. Workers that are gone or silent are replaced: new ones begin at the first task whose message was not
 handed over, and since a task says all that is read, they make the same bytes.
 
-    tasks   0 1 2 3 4 5 ...                      dealt in turn: worker 0 has 0, 2, 4, worker 1 has 1, 3, 5
+    tasks   0 1 2 3 4 5 ...                      assigned in turn: worker 0 has 0, 2, 4, worker 1 has 1, 3, 5
             0 1 2 | 3 killed                     0, 1, 2 are handed over, and then a worker is gone
                   | 3 4 5 ...                    new workers: 3 is task 0 of worker 0
 """
@@ -177,13 +177,13 @@ class WorkerPool(Generic[T]):
 
 
 class _Due(Generic[T]):
-    """The tasks of a stream. Each is dealt out again to whoever begins, until its message is handed over."""
+    """The tasks of a stream. Each is handed out again to whoever begins, until its message is handed over."""
 
     def __init__(self, tasks: Iterator[T]) -> None:
         self._tasks = tasks
         self._failed: Exception | None = None
         self.first: deque[T] = deque()
-        """Those that were dealt out, and not handed over."""
+        """Those that were handed out, and not handed over."""
 
     def __iter__(self) -> Iterator[T]:
         """All that are due, from the first one on; raises what the planning of tasks raised, each time."""

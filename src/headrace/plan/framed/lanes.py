@@ -43,7 +43,7 @@ OLDEST = 4
 
 
 class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the positions of a run are dealt: part of its recipe.
+    """How the positions of a run are assigned: part of its recipe.
 
     ``num_lanes`` divides every global batch; ``frame_positions`` are looked at together by a lane; ``num_positions`` is
     the length of the run in positions, None for one without an end. ``key`` is that by which positions are drawn; None:

@@ -1,4 +1,4 @@
-"""Megatron's blends: the options that write them, the sizes they ask for, and the greedy rule that deals samples.
+"""Megatron's blends: the options that write them, the sizes they ask for, and the greedy rule that assigns samples.
 
 Which dataset of a blend each sample is of, and the how-manieth of it: Megatron's greedy rule, bit for bit.
 

@@ -99,7 +99,7 @@ class CyclicOrder:
     Args:
         num_samples: of the dataset; those that fill no micro-batch of all ranks are left out of each epoch.
         micro_batch_size, data_parallel_size: of the run whose order this is.
-        data_sharding: each rank shuffles a part of the samples of its own; without, all are shuffled and dealt out.
+        data_sharding: each rank shuffles a part of the samples of its own; without, all are shuffled and handed out.
 
     The permutation of an epoch is made when it is first asked for, `torch_randperm` of ``num_samples`` or, with
     ``data_sharding``, of a rank's part of them; the last two are kept, 4 bytes an element. Any other look-up is
@@ -185,7 +185,7 @@ def single_batches(
     """(micro_batch_size,) int64 for each micro-step of a rank: the samples in order, from ``consumed_samples`` on.
 
     Each micro-step all ranks together take the next ``world_size * micro_batch_size`` samples, rank r the r-th part.
-    With ``drop_last=False`` what is left at the end is dealt in the same way: the last ranks may get fewer, or none.
+    With ``drop_last=False`` what is left at the end is assigned in the same way: the last ranks may get fewer, or none.
 
     Raises:
         ConfigError: at the call; nothing is left to take, or a number is out of range.
@@ -205,7 +205,7 @@ def cyclic_batches(
 
     The samples that fill no global micro-batch are left out. Epoch e is shuffled by ``torch.randperm`` with seed e,
     whatever the run's seed. With ``data_sharding`` each rank shuffles a part of the samples of its own; without, all
-    samples are shuffled and dealt out in turn.
+    samples are shuffled and handed out in turn.
 
     Without ``data_sharding`` some ranks may get one batch more than others, when ``total_samples`` is no multiple of
     ``world_size * micro_batch_size``: so it is in Megatron, whose ranks then go on from different places. `CyclicOrder`

@@ -1,6 +1,6 @@
 """The last step of a run: which shard is of which part, and the files of ``.nv-meta``, which appear together.
 
-Which shard is of which part: dealt anew, or a split file brought up to date. Pure.
+Which shard is of which part: assigned anew, or a split file brought up to date. Pure.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Parts = dict[str, list[str]]
 SHUFFLE_SEED = 42
 
 
-def deal(names: Sequence[str], choice: SplitChoice) -> Parts:
-    """The parts of all shards, as Energon deals them.
+def assign_parts(names: Sequence[str], choice: SplitChoice) -> Parts:
+    """The parts of all shards, as Energon assigns them.
 
     By a ratio the shards are cut where ``int(number * share so far)`` says: of three shards, 8,1,1 makes two train,
     none val, one test.
@@ -153,13 +153,13 @@ class Finisher:
         if splits is None:
             if not choice.ratio and not choice.parts:
                 return {}, None
-            parts, exclude, name = deal(names, choice), list(excluded), SPLIT_NAME
+            parts, exclude, name = assign_parts(names, choice), list(excluded), SPLIT_NAME
             self._tell_of_left_out(names, parts)
         else:
             parts = bring_up_to_date(splits.parts, names, new, choice)
-            if choice.ratio and deal(names, choice) != parts:
+            if choice.ratio and assign_parts(names, choice) != parts:
                 self._on_notice(
-                    f"{splits.path.name} is kept, not dealt by the ratio; --overwrite deals all shards anew"
+                    f"{splits.path.name} is kept, not assigned by the ratio; --overwrite assigns all shards anew"
                 )
             before = set(read_state(self._root).excluded)
             kept = set(names)
@@ -180,8 +180,8 @@ class Finisher:
         return parts, name
 
     def _tell_of_left_out(self, names: Sequence[str], parts: Parts) -> None:
-        dealt = {name for listed in parts.values() for name in listed}
-        left = [name for name in names if name not in dealt]
+        assigned = {name for listed in parts.values() for name in listed}
+        left = [name for name in names if name not in assigned]
         if left:
             self._on_notice(f"{len(left):,} shards are of no part of the split: {_some(left)}")
 

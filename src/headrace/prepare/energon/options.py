@@ -41,7 +41,7 @@ class SplitChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Part and regular expression, which must match at the begin of a shard's name; braces are expanded first."""
 
     shuffle: bool = False
-    """Shuffle the shards before the ratio deals them; always in the same way."""
+    """Shuffle the shards before the ratio assigns them; always in the same way."""
 
 
 class DatasetChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ def check_options(options: EnergonOptions) -> None:
     """
     split, dataset = options.split, options.dataset
     if split.ratio and split.parts:
-        raise ConfigError("a split ratio and split parts are given: shards are dealt by one of them")
+        raise ConfigError("a split ratio and split parts are given: shards are assigned by one of them")
     if split.shuffle and not split.ratio:
         raise ConfigError("shuffling the tars goes with a split ratio: it changes which shard is of which part")
     ratio = split.ratio

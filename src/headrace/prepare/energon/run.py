@@ -84,7 +84,7 @@ class ShardsRun:
         """The split file that is kept; None where one is to be made.
 
         Raises:
-            ConfigError: there is none, and nothing says how the shards are dealt.
+            ConfigError: there is none, and nothing says how the shards are assigned.
         """
         choice = self._options.split
         has_choice = bool(choice.ratio or choice.parts)
@@ -93,7 +93,7 @@ class ShardsRun:
         splits = find_splits(self._root)
         if splits is None and not has_choice and not self._options.index_only:
             raise ConfigError(
-                f"{self._root}: how are the shards dealt? Give --split-ratio 8,1,1 (train, val, test),"
+                f"{self._root}: how are the shards assigned? Give --split-ratio 8,1,1 (train, val, test),"
                 " --split-parts NAME:REGEX for each part, or --tar-index-only"
             )
         return splits
@@ -246,7 +246,7 @@ def prepare_energon(
         on_notice: is told what was decided, left out or kept.
 
     Raises:
-        ConfigError: options that contradict each other, or do not say how the shards are dealt.
+        ConfigError: options that contradict each other, or do not say how the shards are assigned.
         InputError: a malformed or compressed tar, a key that is there twice, nothing to prepare; names the place.
         StoreError: what is there of an earlier run is malformed; or a join cannot be made.
         OutputError: the system refuses, or another run is at work there.
