@@ -8,8 +8,8 @@ from time import monotonic
 import pytest
 
 import media_texts
-from headrace.loader.workers import crew as workers_crew
 from headrace.loader.workers import pool, watch
+from headrace.loader.workers import worker_set as workers_set
 from headrace.loader.workers.watch import Wait
 from headrace.loader.workers.worker import State
 
@@ -17,10 +17,10 @@ from headrace.loader.workers.worker import State
 def waits_for_the_bad_sample(number: int = media_texts.BAD) -> Wait | None:
     """The wait of a loader for a worker that is at a sample, when all else is done."""
     for one in list(pool._living):
-        crew = one._crew
-        wait = None if crew is None or crew._watch is None else crew._watch._wait
-        if crew is not None and wait is not None:
-            rows = [crew._table.row(at) for at in range(crew._num_workers)]
+        worker_set = one._worker_set
+        wait = None if worker_set is None or worker_set._watch is None else worker_set._watch._wait
+        if worker_set is not None and wait is not None:
+            rows = [worker_set._table.row(at) for at in range(worker_set._num_workers)]
             awaited = rows.pop(wait.worker)
             if awaited.state is State.READING and awaited.sample == number:
                 return wait if all(row.state is State.WAITING for row in rows) else None
@@ -37,7 +37,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, runs_on: bool = False) -> None:
         self._now = self._last = monotonic()
         self._runs_on = runs_on
-        for module in (workers_crew, watch):
+        for module in (workers_set, watch):
             monkeypatch.setattr(module, "monotonic", self)
 
     def __call__(self) -> float:
@@ -51,7 +51,9 @@ class Clock:
 
 
 def _waits(one: pool.WorkerPool) -> bool:  # type: ignore[type-arg]
-    return one._crew is not None and one._crew._watch is not None and one._crew._watch._wait is not None
+    return (
+        one._worker_set is not None and one._worker_set._watch is not None and one._worker_set._watch._wait is not None
+    )
 
 
 def clock_that(monkeypatch: pytest.MonkeyPatch, module: object, *, runs_when: Callable[[], bool]) -> None:

@@ -157,7 +157,7 @@ def test_another_whole_order_passes_and_is_named() -> None:
 def test_torn_and_missing_files(suffix: str) -> None:
     path = Path(f"cache/{TRAIN}-GPTDataset-train-{suffix}")
     path.write_bytes(path.read_bytes()[:-3])
-    assert f"{suffix}: torn" in refused(description(TRAIN))
+    assert f"{suffix}: incomplete" in refused(description(TRAIN))
     path.unlink()
     assert f"{suffix}: missing" in refused(description(TRAIN))
     assert verdict(description(TRAIN)).problems[0].path == str(path)

@@ -14,7 +14,7 @@ import torch
 
 from headrace import ConfigError
 from headrace.encoders import get_failure_tolerance, get_stateless, stateless
-from headrace.encoders.calls import Aside
+from headrace.encoders.calls import SavedGenerators
 from headrace.encoders.task_encoder import GENERATORS, generators_of, may_draw
 
 NUMPY: Any = np.random
@@ -74,7 +74,7 @@ def test_generators_are_seeded_and_put_back() -> None:
     random.setstate(kept[0])
     NUMPY.set_state(kept[1])
     torch.set_rng_state(kept[2])
-    aside = Aside()
+    aside = SavedGenerators()
     found = []
     for seed in ((1 << 64) - 1, 12, 12):
         with aside, aside:
@@ -94,7 +94,7 @@ def test_generators_are_put_back_after_an_error() -> None:
     torch.manual_seed(1)
     random.seed(1)
     NUMPY.seed(1)
-    with contextlib.suppress(KeyError), Aside() as aside:
+    with contextlib.suppress(KeyError), SavedGenerators() as aside:
         aside.seed(3, GENERATORS)
         raise KeyError
     assert drawn() == wanted
@@ -103,7 +103,7 @@ def test_generators_are_put_back_after_an_error() -> None:
 def test_only_the_named_ones_are_seeded() -> None:
     found: list[list[float]] = []
     for _ in range(2):
-        with Aside() as aside:
+        with SavedGenerators() as aside:
             random.seed(len(found))
             torch.manual_seed(len(found))
             aside.seed(3, ("numpy",))
@@ -118,7 +118,7 @@ def test_other_threads_leave_the_generators_alone() -> None:
     seen: list[Any] = []
 
     def work() -> None:
-        with Aside() as aside:
+        with SavedGenerators() as aside:
             aside.seed(1, GENERATORS)
             seen.append(NUMPY.get_state()[1].copy())
 
@@ -129,5 +129,5 @@ def test_other_threads_leave_the_generators_alone() -> None:
 
 
 def test_aside_pickles() -> None:
-    with pickle.loads(pickle.dumps(Aside())) as aside:
+    with pickle.loads(pickle.dumps(SavedGenerators())) as aside:
         aside.seed(1, GENERATORS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace import BatchSchedule, StateError
-from headrace.loader.framed.feed import Book, MadeBatch, up_to_the_end
+from headrace.loader.framed.feed import LaneHistory, MadeBatch, up_to_the_end
 from headrace.loader.framed.parts import BatchPart, parts
 from headrace.plan import Share, micro_batches
 from headrace.plan.framed import Lanes, LaneState, beginning, served_lanes
@@ -165,7 +165,7 @@ def test_a_run_that_is_cut_ends_there() -> None:
 
 def test_the_book_keeps_what_is_needed() -> None:
     lanes = Lanes(num_lanes=2, frame_positions=4)
-    book = Book(lanes, beginning(lanes))
+    book = LaneHistory(lanes, beginning(lanes))
     assert book.last_unit() == -1
     marks = [LaneState(0, 1, 3, 3), LaneState(0, 2, 3, 3, ((4, 0),)), LaneState(0, 3, 5, 5), LaneState(1, 1, 2, 2)]
     book.add(marks)

@@ -145,7 +145,7 @@ def test_a_message_cut_in_two(texts: Path) -> None:
     loader = loader_of(media_texts.loaded(texts, media_texts.large), micro_batch_size=1, num_workers=1, prefetch=4)
     iterator = iter(loader)
     found = list(next(iterator)["text"])
-    pipe = torch_loader.pipe_of(loader._feed._reader._workers._crew._batches)  # type: ignore[attr-defined]
+    pipe = torch_loader.pipe_of(loader._feed._reader._workers._worker_set._batches)  # type: ignore[attr-defined]
     while select.select([], [pipe], [], 0)[1]:
         time.sleep(0.001)
     # Half of the next message is in the pipe, the other half waits for room.
@@ -319,7 +319,7 @@ def test_closing_does_not_wait_for_a_worker_that_hangs(texts: Path) -> None:
     next(iterator)
     processes = set(active_children()) - others
     assert len(processes) == 2
-    table = loader._feed._reader._workers._crew._table  # type: ignore[attr-defined]
+    table = loader._feed._reader._workers._worker_set._table  # type: ignore[attr-defined]
     until = time.monotonic() + PATIENCE_S
     while all(table.row(worker).sample != media_texts.BAD for worker in range(2)) and time.monotonic() < until:
         time.sleep(0.001)

@@ -78,7 +78,7 @@ def test_a_worker_of_whose_end_somebody_else_has_taken_note(texts: Path, caplog:
     for batch in loader:
         found += batch["text"]
         if len(found) == 4:
-            process = crew_of(loader).processes[0]
+            process = worker_set_of(loader).processes[0]
             os.kill(process.pid, signal.SIGKILL)
             os.waitpid(process.pid, 0)
             assert process.is_alive()
@@ -87,8 +87,8 @@ def test_a_worker_of_whose_end_somebody_else_has_taken_note(texts: Path, caplog:
     loader.close()
 
 
-def crew_of(loader: Loader) -> Any:
-    return loader._feed._reader._workers._crew  # type: ignore[attr-defined]
+def worker_set_of(loader: Loader) -> Any:
+    return loader._feed._reader._workers._worker_set  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -139,7 +139,7 @@ def test_a_torch_that_names_otherwise_what_is_its_own(
 
 
 @pytest.mark.soak
-def test_crews_that_start_at_once_have_their_own_workers(texts: Path) -> None:
+def test_worker_sets_that_start_at_once_have_their_own_workers(texts: Path) -> None:
     data = MediaDataset.open(texts, **media_texts.TEXT)
     loaders = [loader_of(data, num_workers=1, start_method="forkserver") for _ in range(2)]
     ready = threading.Barrier(2)
@@ -154,7 +154,7 @@ def test_crews_that_start_at_once_have_their_own_workers(texts: Path) -> None:
         thread.start()
     for thread in both:
         thread.join()
-    pids = [[process.pid for process in crew_of(loader).processes] for loader in loaders]
+    pids = [[process.pid for process in worker_set_of(loader).processes] for loader in loaders]
     for loader in loaders:
         loader.close()
     assert found == {0: EXPECTED, 1: EXPECTED}

@@ -86,10 +86,10 @@ def test_torn_arrays(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 5, 9, 60, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(StoreError, match=r"a.npy: torn: "):
+        with pytest.raises(StoreError, match=r"a.npy: incomplete: "):
             map_array(path)
     np.save(path, np.array([{}]), allow_pickle=True)
-    with pytest.raises(StoreError, match=r"a.npy: torn: "):
+    with pytest.raises(StoreError, match=r"a.npy: incomplete: "):
         map_array(path)
 
 

@@ -81,14 +81,14 @@ def in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-class Aside:
-    """Puts the global generators aside within a ``with``, so that `seed` may set them as often as it likes.
+class SavedGenerators:
+    """Saves the global generators and restores them after a ``with``, so that `seed` may set them as often as it likes.
 
     Entering and leaving costs about 60 us, most of it NumPy's state, so it is done once for many samples; it nests. In
     other threads than the main one it does nothing.
 
-    >>> with Aside() as aside:
-    ...     aside.seed(1, ("random",))
+    >>> with SavedGenerators() as generators:
+    ...     generators.seed(1, ("random",))
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Aside:
         """Whether some ``with`` of it is left open."""
         return self._depth > 0
 
-    def __enter__(self) -> Aside:
+    def __enter__(self) -> SavedGenerators:
         if in_main_thread():
             self._depth += 1
             if self._depth == 1:
@@ -153,7 +153,7 @@ class Aside:
         return generator is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Aside, ()
+        return SavedGenerators, ()
 
 
 class Call(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.encoders.calls import CALL, Aside, Call, CallKey, in_main_thread, seed_of
+from headrace.encoders.calls import CALL, Call, CallKey, SavedGenerators, in_main_thread, seed_of
 from headrace.encoders.hooks import Hook, encoder_recipe, hooks_of
 from headrace.encoders.task_encoder import TaskEncoder
 from headrace.errors import ConfigError, SkipSample
@@ -42,7 +42,7 @@ class HookFailure(Exception):  # noqa: N818 -- it never leaves the library: who 
 class EncoderPipeline:
     """A task encoder, ready to run. Pure: a result depends on the arguments and the place, not on what ran before.
 
-    Within ``with pipeline:`` many calls share the cost of putting the global generators aside; without it each call
+    Within ``with pipeline:`` many calls share the cost of saving the global generators; without it each call
     pays it. In threads other than the main one global generators cannot be seeded: `check_thread`.
 
     Args:
@@ -73,7 +73,7 @@ class EncoderPipeline:
         self._after = self.hooks["postencode_sample"]
         length = self.hooks["sample_length"]
         self._length = length if length.may_draw else msgspec.structs.replace(length, seeds=())
-        self._aside = Aside()
+        self._generators = SavedGenerators()
 
     @property
     def groups(self) -> bool:
@@ -127,11 +127,11 @@ class EncoderPipeline:
                 )
 
     def __enter__(self) -> EncoderPipeline:
-        self._aside.__enter__()
+        self._generators.__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._aside.__exit__(*raised)
+        self._generators.__exit__(*raised)
 
     def encode(self, make: Callable[[], Any], place: CallKey, cook: Hook | None = None) -> list[Output]:
         """One sample made and encoded: none, one or several outputs.
@@ -348,11 +348,11 @@ class EncoderPipeline:
         try:
             if not hook.seeds:
                 return function(*given)
-            if self._aside.is_open:
-                self._aside.seed(seed, hook.seeds)
+            if self._generators.is_open:
+                self._generators.seed(seed, hook.seeds)
                 return function(*given)
-            with self._aside as aside:
-                aside.seed(seed, hook.seeds)
+            with self._generators as generators:
+                generators.seed(seed, hook.seeds)
                 return function(*given)
         except Exception as error:
             raise HookFailure(hook, error) from error

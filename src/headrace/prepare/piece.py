@@ -177,7 +177,7 @@ def read_piece(path: Path) -> Piece:
     """A piece, verified.
 
     Raises:
-        OutputError: it is missing, torn or damaged.
+        OutputError: it is missing, incomplete or damaged.
     """
     try:
         # Mapped, not read: it is hashed, and then written from where it lies.
@@ -185,7 +185,7 @@ def read_piece(path: Path) -> Piece:
     except OSError as error:
         raise OutputError(f"{path}: a temporary piece cannot be read back: {error.strerror or error}") from error
     if data.size < _TAIL_BYTES:
-        raise OutputError(f"{path}: a temporary piece is torn: it has {data.size} bytes")
+        raise OutputError(f"{path}: a temporary piece is incomplete: it has {data.size} bytes")
     body = data[:-_TAIL_BYTES]
     footer_size, digest = (_NUMBER.unpack(data[at : at + 8].tobytes())[0] for at in (data.size - 16, data.size - 8))
     if xxhash.xxh3_64_intdigest(data[:-8].data) != digest:

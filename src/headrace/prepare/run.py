@@ -237,7 +237,7 @@ class TextRun:
         try:
             infos = [read_piece(pieces[number]).info for number in numbers]
         except OutputError:
-            return False  # torn when the power went
+            return False  # half written when the power went
         return [info.is_last for info in infos] == [False] * (len(infos) - 1) + [True]
 
     def _fall_back(self, message: str) -> None:

@@ -133,10 +133,10 @@ def find_cache(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes]
         _log.warning("%s; it is made anew", damage)
         found = None
     if found is None and place.is_dir():
-        aside = place.with_name(_partial_name(name))
+        old = place.with_name(_partial_name(name))
         with contextlib.suppress(OSError):
-            place.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
+            place.rename(old)
+            shutil.rmtree(old, ignore_errors=True)
     return found
 
 

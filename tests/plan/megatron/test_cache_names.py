@@ -137,7 +137,7 @@ def renamed(text: str, kind: str = "GPTDataset", part: str = "-train") -> tuple[
     ("text", "name", "message"),
     [
         (GOOD.text, "description.txt", "no description of a cache"),
-        (GOOD.text[:-9], GOOD.file_name("description.txt"), "torn or changed: its name hashes another text"),
+        (GOOD.text[:-9], GOOD.file_name("description.txt"), "incomplete or changed: its name hashes another text"),
         (*renamed("{"), "no JSON"),
         (*renamed(GOOD.text, "OtherDataset"), "not of the class 'OtherDataset'"),
         (*renamed("[]"), "not of the class 'GPTDataset'"),

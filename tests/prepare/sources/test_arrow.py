@@ -195,7 +195,7 @@ def test_a_torn_stream_is_a_fatal_record(tmp_path: Path) -> None:
     assert found.texts == [["a" * 1000] * 20]
     (record,) = found.bad
     assert (record.line, record.place, record.fatal) == (20, 20, True)
-    assert record.message.startswith("the Arrow stream is torn or damaged at about byte ")
+    assert record.message.startswith("the Arrow stream is incomplete or damaged at about byte ")
     assert record.message.endswith("All rows from here on are lost: fetch or write the file again.")
     assert found.input_bytes == path.stat().st_size
 

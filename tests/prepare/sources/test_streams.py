@@ -101,7 +101,9 @@ def test_torn_anywhere(kind: str) -> None:
         elif end == len(first) + 1 or (end < len(first) + 4 and kind == "zst" and end > len(first)) or end < 4:
             assert damage  # too short to tell from garbage
         else:
-            assert damage.startswith(f"the {word} data is torn: the file ends at byte {end:,}, in the middle of it")
+            assert damage.startswith(
+                f"the {word} data is incomplete: the file ends at byte {end:,}, in the middle of it"
+            )
         if kind == "gz":
             member = 0 if end < len(first) else len(first)
             assert len(found) >= max(end - member - 40, 0) + len(content) * bool(member)

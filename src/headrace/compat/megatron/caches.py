@@ -98,14 +98,14 @@ def map_array(path: Path) -> NDArray[Any]:
     """The array of an ``.npy``, mapped and read-only. O(1).
 
     Raises:
-        StoreError: it is missing, torn, or not of numbers in C order.
+        StoreError: it is missing, incomplete, or not of numbers in C order.
     """
     try:
         return map_npy(path)
     except FileNotFoundError as error:
         raise StoreError(f"{path}: missing; Megatron builds the cache anew without it") from error
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: torn: {error}; remove the cache, and it is built anew") from error
+        raise StoreError(f"{path}: incomplete: {error}; remove the cache, and it is built anew") from error
 
 
 def read_text(path: Path) -> str:
@@ -149,7 +149,7 @@ class CacheFiles(NamedTuple):
         return self.folder / self.description.file_name(suffix)
 
     def arrays(self, suffixes: Sequence[str]) -> list[NDArray[Any]]:
-        """Its arrays, mapped; StoreError if one is missing or torn."""
+        """Its arrays, mapped; StoreError if one is missing or incomplete."""
         return [map_array(self.path(suffix)) for suffix in suffixes]
 
 

@@ -4,7 +4,7 @@
                                                                   |
     batches, in order <-- put together <-- Message: samples or a batch, and how far its lanes have come
                                                                   |
-                                                    Book: the state of each lane after any batch
+                                                    LaneHistory: the state of each lane after any batch
 
 A rank saves the lanes that it serves. The states of all ranks make one that any topology loads: `gathered_state` by one
 exchange, `merge_state_dicts` from files.

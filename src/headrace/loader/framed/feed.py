@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from headrace.loader.balancing import BalancedAssignment
 
 
-class Book:
+class LaneHistory:
     """The state of lanes at any unit from the last one delivered on. O(frames read ahead) of memory."""
 
     def __init__(self, lanes: Lanes, states: Iterable[LaneState]) -> None:
@@ -190,8 +190,8 @@ _log = logging.getLogger("headrace")
 class _Stream:
     """One iteration: where it has come to. An older one that is still asked changes nothing of the newest."""
 
-    def __init__(self, book: Book, position: int) -> None:
-        self.book = book
+    def __init__(self, history: LaneHistory, position: int) -> None:
+        self.history = history
         self.position = position
 
 
@@ -224,7 +224,7 @@ class FramedFeed:
         self._journal = journal
         self._file: JournalFile | None = None
         self._workers = self._make_workers() if reading.num_workers else None
-        self._stream = _Stream(Book(self._lanes, beginning(self._lanes)), 0)
+        self._stream = _Stream(LaneHistory(self._lanes, beginning(self._lanes)), 0)
         if self._serving.times_encoded > 1:
             _log.warning("%s", self.describe())
 
@@ -245,7 +245,7 @@ class FramedFeed:
         now = self._stream
         # What comes from workers is pinned on its way.
         pin = self._pin and self._workers is None
-        return LaneReader(self._run, now.book.states(now.position, now.book.lanes), pin=pin)
+        return LaneReader(self._run, now.history.states(now.position, now.history.lanes), pin=pin)
 
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
@@ -253,24 +253,24 @@ class FramedFeed:
             agree(self._run, position, self._share)
         if self._journal is not None and self._file is None:
             self._file = JournalFile(self._journal, self._run.recipe.hashes(), self._lanes)
-        before = self._stream.book
+        before = self._stream.history
         states = before.states(position, before.lanes)
-        stream = self._stream = _Stream(Book(self._lanes, states), position)
+        stream = self._stream = _Stream(LaneHistory(self._lanes, states), position)
         made = self._made(stream, states)
         if self._lanes.num_positions is not None:
             step, begin, _, _ = self._run.schedule.locate(position)
             # A step that has begun is there.
             last_step = step if position > begin else step - 1
-            made = up_to_the_end(made, last_step, partial(self._known_step, stream.book), self._agreed)
+            made = up_to_the_end(made, last_step, partial(self._known_step, stream.history), self._agreed)
         for one in made:
             stream.position = one.after
-            stream.book.forget(one.after)
+            stream.history.forget(one.after)
             yield Given(one.batch, one.after, one.num_units, one.faults)
 
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`: 0, or where the feed stands."""
         if position == 0:
-            self._stream = _Stream(Book(self._lanes, beginning(self._lanes)), 0)
+            self._stream = _Stream(LaneHistory(self._lanes, beginning(self._lanes)), 0)
         elif position != self._stream.position:
             raise ConfigError(
                 f"what is in unit {position:,} of this run shows when it is read, from the state of its lane on, so "
@@ -281,12 +281,12 @@ class FramedFeed:
         """See `Feed.state`: the lanes that this rank serves from there on, some dozens of bytes each."""
         if position == 0:
             return {}
-        states = self._stream.book.states(position, self._served(position))
+        states = self._stream.history.states(position, self._served(position))
         return {"lanes": (states_to_dict(states, self._lanes),)}
 
     def load(self, cursor: Cursor) -> None:
         """See `Feed.load`; raises StateError where a lane is missing that this rank has to walk."""
-        self._stream = _Stream(Book(self._lanes, self._loaded(cursor)), cursor.position)
+        self._stream = _Stream(LaneHistory(self._lanes, self._loaded(cursor)), cursor.position)
 
     def describe(self) -> str:
         """See `Feed.describe`; of the step that costs most."""
@@ -306,8 +306,8 @@ class FramedFeed:
         ]
         return max(costs, key=lambda cost: cost.times_encoded)
 
-    def _known_step(self, book: Book) -> int:
-        last = book.last_unit()
+    def _known_step(self, history: LaneHistory) -> int:
+        last = history.last_unit()
         return -1 if last < 0 else self._run.schedule.step_of(last)
 
     def _agreed(self, step: int) -> int:
@@ -344,7 +344,7 @@ class FramedFeed:
         return states
 
     def _made(self, stream: _Stream, states: Sequence[LaneState]) -> Iterator[MadeBatch]:
-        """Every micro-batch, put together of its parts. The marks of each are in the book before it is handed over."""
+        """Every micro-batch, put together of its parts. Its marks are in the history before it is handed over."""
         num_readers = self._reading.num_workers or self._reading.num_threads or 1
         tasks = parts(
             self._run.schedule,
@@ -358,7 +358,7 @@ class FramedFeed:
         collator = self._run.reader(())
         found: list[tuple[BatchPart, PartMessage]] = []
         for part, message in self._filled(tasks):
-            stream.book.add(message.marks)
+            stream.history.add(message.marks)
             if self._file is not None:
                 self._file.add(message.marks)
             found.append((part, message))

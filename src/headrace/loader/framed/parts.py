@@ -175,7 +175,7 @@ class LaneReader:
         reader = self._reader
         reader.leave(part.leaves)
         content: list[Any] | Batch
-        # The global generators are put aside once for units and batch.
+        # The global generators are saved once for units and batch.
         with reader.sources.pipeline:
             content = samples = reader.samples(part.numbers)
             if part.is_whole:

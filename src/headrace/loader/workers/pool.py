@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.errors import StateError, WorkerError
-from headrace.loader.workers.crew import END, Crew, DescribeSample, Lost, Stale
 from headrace.loader.workers.worker import RaisedError, Sent
+from headrace.loader.workers.worker_set import END, DescribeSample, Lost, Stale, WorkerSet
 
 if TYPE_CHECKING:
     from headrace.loader.reading import Reading
@@ -65,7 +65,7 @@ class WorkerPool(Generic[T]):
         self._describe_sample = describe_sample
         self._unrestorable = unrestorable
         self._restarted = restarted
-        self._crew: Crew | None = None
+        self._worker_set: WorkerSet | None = None
         self._stream = 0
 
     def filled(self, tasks: Iterator[T]) -> Iterator[tuple[T, Any]]:
@@ -105,10 +105,10 @@ class WorkerPool(Generic[T]):
 
     def _next(self, sent: deque[Sent]) -> tuple[Any, str]:
         """The next message; or how workers were lost, in words."""
-        if self._crew is None:
+        if self._worker_set is None:
             raise StateError("these samples are read no more: the loader was closed")
         try:
-            return self._crew.next(sent), ""
+            return self._worker_set.next(sent), ""
         except Lost as lost:
             return None, str(lost)
         except BaseException:
@@ -117,12 +117,12 @@ class WorkerPool(Generic[T]):
             raise
 
     def _begin(self, due: _Due[T], *, careful: bool = False) -> deque[Sent]:
-        if self._crew is not None and self._reading.persistent_workers:
+        if self._worker_set is not None and self._reading.persistent_workers:
             with contextlib.suppress(Stale):
-                return self._deal(self._crew, due)
+                return self._deal(self._worker_set, due)
         # They are kept no longer, or one has died, or is busy with what nobody wants.
-        self.close(kill=self._crew is not None)
-        crew = self._crew = Crew(
+        self.close(kill=self._worker_set is not None)
+        worker_set = self._worker_set = WorkerSet(
             self._reader_now(),
             self._reading,
             pin=self._pin,
@@ -131,11 +131,11 @@ class WorkerPool(Generic[T]):
             describe_sample=self._describe_sample,
         )
         _living.add(self)
-        return self._deal(crew, due)
+        return self._deal(worker_set, due)
 
-    def _deal(self, crew: Crew, due: _Due[T]) -> deque[Sent]:
+    def _deal(self, worker_set: WorkerSet, due: _Due[T]) -> deque[Sent]:
         try:
-            return crew.begin(iter(due))
+            return worker_set.begin(iter(due))
         except BaseException:
             self.close(kill=True)
             raise
@@ -167,12 +167,12 @@ class WorkerPool(Generic[T]):
 
     def close(self, *, kill: bool = False) -> None:
         """End the processes, within seconds; the next stream starts new ones. ``kill``: whatever they are at."""
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.end(kill_first=kill)
+        worker_set, self._worker_set = self._worker_set, None
+        if worker_set is not None:
+            worker_set.end(kill_first=kill)
 
     def __del__(self) -> None:
-        if getattr(self, "_crew", None) is not None:
+        if getattr(self, "_worker_set", None) is not None:
             self.close()
 
 

@@ -39,7 +39,7 @@ class Wait(NamedTuple):
 
 
 class Watch:
-    """Looks after the workers of one crew until ``stop``.
+    """Looks after the workers of one worker set until ``stop``.
 
     Args:
         processes: the workers.

@@ -162,7 +162,7 @@ class RaisedError(NamedTuple):
         return error
 
 
-class Torn(NamedTuple):
+class LostMessage(NamedTuple):
     """In the place of a message whose memory could not be had: its worker is gone."""
 
     text: str
@@ -186,7 +186,7 @@ def _received(data: bytes) -> Any:
     try:
         return pickle.loads(data)
     except (OSError, EOFError) as error:
-        return Torn(f"{type(error).__name__}: {error}")
+        return LostMessage(f"{type(error).__name__}: {error}")
 
 
 class Side(Dataset[Any]):

@@ -178,7 +178,9 @@ def parse_description(text: str, path: str) -> CacheDescription:
     if named is None:
         raise StoreError(f"{path}: no description of a cache; these are called <md5>-<class>-<part>-{DESCRIPTION}")
     if _md5(text) != named[1]:
-        raise StoreError(f"{path}: torn or changed: its name hashes another text, of md5 {named[1]}; remove the cache")
+        raise StoreError(
+            f"{path}: incomplete or changed: its name hashes another text, of md5 {named[1]}; remove the cache"
+        )
     try:
         identifiers = json.loads(text)
     except ValueError as error:

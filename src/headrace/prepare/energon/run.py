@@ -202,7 +202,7 @@ class ShardsRun:
                     next(done_tasks)
                 scan = load_scan(work.scans, tar, media, skips_faults=self._skips)
                 if scan is None:
-                    raise InputError(f"{self._root / tar.name}: what was read of it is torn; run again")
+                    raise InputError(f"{self._root / tar.name}: what was read of it is incomplete; run again")
                 yield scan
                 done += 1
                 done_bytes += tar.size

@@ -211,7 +211,7 @@ def save(path: Path, value: Any, *, sync: bool = False) -> None:
 
 
 def load(path: Path, kind: type[T]) -> T | None:
-    """A message that `save` wrote; None where there is none, or it was torn when the power went.
+    """A message that `save` wrote; None where there is none, or it was half written when the power went.
 
     Raises:
         OutputError: it cannot be read.

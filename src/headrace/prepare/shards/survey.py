@@ -114,7 +114,7 @@ class Surveyor:
     def _group_span(self, order: FolderTask) -> FoundSpan:
         groups = load(Path(order.listing), tuple[int, tuple[SampleFiles, ...]])
         if groups is None:
-            raise HeadraceError(f"{order.listing}: the listing of a folder is torn: run again with --restart")
+            raise HeadraceError(f"{order.listing}: the listing of a folder is incomplete: run again with --restart")
         begin, listed = groups
         samples = []
         total = 0

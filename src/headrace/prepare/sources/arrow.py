@@ -180,7 +180,7 @@ class ArrowSpanReader(SpanReader):
                 batch = None
             except arrow.errors as error:
                 blocks = reader.fail(
-                    f"the Arrow stream is torn or damaged at about byte {arrow.position:,} of the file: "
+                    f"the Arrow stream is incomplete or damaged at about byte {arrow.position:,} of the file: "
                     f"{_first(error)}. All rows from here on are lost: fetch or write the file again."
                 )
                 batch = None

@@ -45,7 +45,7 @@ class BadRecord(msgspec.Struct, frozen=True, array_like=True):
     """What was found and what to do, without file and line."""
 
     fatal: bool = False
-    """Nothing of the file can be read from here on: a torn archive or stream. It is the last record of its span."""
+    """The file cannot be read from here on: an incomplete archive or stream. It is the last record of its span."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

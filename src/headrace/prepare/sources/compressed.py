@@ -134,10 +134,10 @@ class Decompressed(ABC):
             f"{found[:16]!r}. Was something appended to the file? All of it from there on is lost."
         )
 
-    def _torn(self, kind: str) -> DamagedStreamError:
+    def _incomplete(self, kind: str) -> DamagedStreamError:
         return DamagedStreamError(
-            f"the {kind} data is torn: the file ends at byte {self._file.position:,}, in the middle of it. Was the "
-            "file copied or written whole?"
+            f"the {kind} data is incomplete: the file ends at byte {self._file.position:,}, in the middle of it. Was "
+            "the file copied or written whole?"
         )
 
     def _broken(self, kind: str, error: Exception) -> DamagedStreamError:
@@ -175,7 +175,7 @@ class GzipStream(Decompressed):
             if piece:
                 return piece
             if not data and not decoder.eof:
-                raise self._torn("gzip")
+                raise self._incomplete("gzip")
 
     def _begin_member(self) -> zlib._Decompress | None:
         data = self._take_any()
@@ -265,7 +265,7 @@ class ZstdStream(Decompressed):
             size = self._zstandard.frame_header_size(head)
             parameters = self._zstandard.get_frame_parameters(head)
         except self._zstandard.ZstdError as error:
-            raise self._torn("zstd") if len(head) < _HEADER_BYTES else self._broken("zstd", error) from None
+            raise self._incomplete("zstd") if len(head) < _HEADER_BYTES else self._broken("zstd", error) from None
         if parameters.window_size > MAX_WINDOW_BYTES:
             raise DamagedStreamError(
                 f"the zstd frame needs a window of {parameters.window_size:,} bytes in memory; at most "
@@ -280,7 +280,7 @@ class ZstdStream(Decompressed):
     def _exactly(self, size: int) -> bytes:
         data = self._take(size)
         if len(data) < size:
-            raise self._torn("zstd")
+            raise self._incomplete("zstd")
         return data
 
     def _feed(self, frame: Any, data: bytes) -> bytes:

@@ -175,7 +175,7 @@ class Hdf5Store(SegmentedStore):
         vouched: the manifest's entry.
 
     Raises:
-        StoreError: missing, torn, or not in this layout; says what was found and where.
+        StoreError: missing, incomplete, or not in this layout; says what was found and where.
         ConfigError: there is no such key or order.
         MissingExtraError: h5py is not installed.
     """

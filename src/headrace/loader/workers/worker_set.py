@@ -33,7 +33,7 @@ from headrace.errors import ConfigError, WorkerError
 from headrace.loader.workers.torch_loader import TaskSampler, data_loader, names_of, pipe_of, shut_down, started_by
 from headrace.loader.workers.user_globals import Globals
 from headrace.loader.workers.watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill, within
-from headrace.loader.workers.worker import Sent, Side, State, Table, Torn, TraceFile, WorkerStatus
+from headrace.loader.workers.worker import LostMessage, Sent, Side, State, Table, TraceFile, WorkerStatus
 
 if TYPE_CHECKING:
     from headrace.loader.reading import Reading
@@ -169,7 +169,7 @@ class Stale(Exception):  # noqa: N818 -- never seen by users
     """The workers are not ready for another stream."""
 
 
-class Crew:
+class WorkerSet:
     """Worker processes that were started together. They end together.
 
     Args:
@@ -321,7 +321,7 @@ class Crew:
             self._order.check()
             return END
         by, count, message = got
-        if (by, count) != (worker, number) or isinstance(message, Torn):
+        if (by, count) != (worker, number) or isinstance(message, LostMessage):
             raise Lost(self._who(worker))
         return message
 
