@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Set
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
+import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
@@ -26,8 +27,8 @@ _MASK = "loss_mask"
 _log = logging.getLogger("headrace")
 
 
-class SupervisedShare(NamedTuple):
-    """How many of ``tokens`` are trained; ``is_all``: these are all tokens of the store, and not a sample of them."""
+class SupervisedShare(msgspec.Struct, frozen=True):
+    """How many of ``tokens`` are trained; ``is_all``: these are all tokens of the store, and not some of them."""
 
     trained: int
     tokens: int

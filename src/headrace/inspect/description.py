@@ -171,7 +171,7 @@ def _with_share(key: KeyDescription, stores: dict[str, Store]) -> KeyDescription
     if mask is None or stores[mask].num_tokens != key.tokens:
         return key
     share = supervised_share(stores[mask], mask, tokens=key.name)
-    return msgspec.structs.replace(key, supervised=Supervised(mask=mask, **share._asdict()))
+    return msgspec.structs.replace(key, supervised=Supervised(mask=mask, **msgspec.structs.asdict(share)))
 
 
 def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bar, ...]:

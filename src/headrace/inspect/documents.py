@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.loss_masks import mask_name
+from headrace.datasets.loss_masks import SupervisedShare, mask_name
 from headrace.datasets.pack_plans import StoreLengths
 from headrace.datasets.sft_records import TOKEN_KEYS
 from headrace.errors import ConfigError, StoreError
 from headrace.inspect.description import describe_key
 from headrace.inspect.figures import count
-from headrace.inspect.shown import Kind, PackFill, Shares, ShownSample, ShownSequence, StoreFigures, Trained
+from headrace.inspect.shown import Kind, PackFill, Shares, ShownSample, ShownSequence, StoreFigures
 from headrace.inspect.token_texts import TokenTexts, stretches
 from headrace.plan.packing import PackPlan
 from headrace.stores import Dialect, Store
@@ -321,14 +321,14 @@ def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect:
     )
 
 
-def _trained(store: Store, keys: ShownKeys, num_tokens: int) -> Trained | None:
+def _trained(store: Store, keys: ShownKeys, num_tokens: int) -> SupervisedShare | None:
     masks = [mask for mask in keys.masks.values() if mask is not None]
     if not masks:
         return None
     if masks == ["loss_mask"] and NUM_SUPERVISED in store.keys:
         with open_store(store.path, key=NUM_SUPERVISED) as counts:
             trained = sum(int(counts.fetch(begin, end).sum()) for begin, end in _chunks(counts.num_tokens))
-        return Trained(trained=trained, tokens=num_tokens, is_all=True)
+        return SupervisedShare(trained=trained, tokens=num_tokens, is_all=True)
     trained = tokens = 0
     is_all = True
     for mask in masks:
@@ -337,7 +337,7 @@ def _trained(store: Store, keys: ShownKeys, num_tokens: int) -> Trained | None:
             trained += sum(int(np.count_nonzero(marks.fetch(begin, end))) for begin, end in _chunks(most))
             tokens += most
             is_all = is_all and most == marks.num_tokens
-    return Trained(trained=trained, tokens=tokens, is_all=is_all)
+    return SupervisedShare(trained=trained, tokens=tokens, is_all=is_all)
 
 
 def _shares(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Shares | None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.datasets.loss_masks import SupervisedShare
 from headrace.inspect.description import Bar, LengthFigures
 
 Kind = Literal["seq", "sft", "dpo", "grpo", "prompt"]
@@ -93,17 +94,6 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
         return sum(sequence.num_tokens for sequence in self.sequences)
 
 
-class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a store is trained."""
-
-    trained: int
-    tokens: int
-    """Those that were looked at, ..."""
-
-    is_all: bool
-    """... which are all, or the first ones."""
-
-
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
     """Documents by the share of their tokens that is trained."""
 
@@ -133,7 +123,7 @@ class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens_per_document: LengthFigures | None
     histogram: tuple[Bar, ...]
-    trained: Trained | None
+    trained: SupervisedShare | None
     shares: Shares | None = None
     packs: PackFill | None
 
