@@ -331,6 +331,29 @@ def test_a_run_of_a_backend_that_is_no_more_is_refused_by_its_name(unfinished: P
     faults.content(unfinished / "out")
 
 
+def test_a_work_folder_of_another_version_is_refused_by_its_number(unfinished: Path) -> None:
+    path = unfinished / "out" / WORK_NAME / RUN_NAME
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "version": 9}))
+    before = sorted((unfinished / "out").rglob("*"))
+    with pytest.raises(
+        OutputError, match=r"another version of Headrace .*are of version 9, .*of version 1\. Finish .*--res"
+    ):
+        continued(unfinished)
+    assert sorted((unfinished / "out").rglob("*")) == before
+    continued(unfinished, restart=True)
+    faults.content(unfinished / "out")
+
+
+def test_a_work_folder_that_names_no_version_is_continued(unfinished: Path) -> None:
+    """The first version did not write its number."""
+    path = unfinished / "out" / WORK_NAME / RUN_NAME
+    run = json.loads(path.read_bytes())
+    assert run.pop("version") == 1
+    path.write_text(json.dumps(run))
+    continued(unfinished)
+    faults.content(unfinished / "out")
+
+
 def test_a_restart_that_is_killed(unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it discards the old run, there is none, or it is whole."""
     shutil.copytree(unfinished / "out", tmp_path / "before")

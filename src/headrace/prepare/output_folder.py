@@ -121,9 +121,16 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     return repr(values[name]) if name in values else "not there"
 
 
+def _with_version(run: dict[str, Any]) -> dict[str, Any]:
+    """What a run said of itself; the first version did not say which it is."""
+    return {"version": 1, **run}
+
+
 WORK_NAME = ".headrace-prepare"
 RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
+WORK_VERSION = 1
+"""Of what lies in the work folder of an unfinished run: a change of it gives another number."""
 _MAX_DIFFERENCES = 8
 _OUTPUT_NAMES = re.compile(
     r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|data_\d{4,}\.h5|provenance|shard-\d{6,}\.tar(\.idx)?|\.nv-meta"
@@ -184,7 +191,7 @@ class OutputFolder:
         Raises:
             OutputError: the folder is taken, or another run was left unfinished in it.
         """
-        run = json.loads(json.dumps(run))
+        run = json.loads(json.dumps({"version": WORK_VERSION, **run}))
         if self._completed is not None and self._completed == run:
             return "the run was complete, but for the move of its files, which is done now"
         if self._found is not None and is_made(self._found):
@@ -197,6 +204,12 @@ class OutputFolder:
         with output_errors(self.work, "use as the work folder"):
             before = self._unfinished()
             if before is not None and not self._restart:
+                if before["version"] != WORK_VERSION:
+                    raise OutputError(
+                        f"{self.path}: an unfinished run of another version of Headrace is in this folder: its work "
+                        f"files are of version {before['version']}, those of this Headrace of version {WORK_VERSION}. "
+                        "Finish it with the version that began it, or give --restart to discard it"
+                    )
                 found = list(differences(before, run))
                 if found:
                     more = f" and {len(found) - _MAX_DIFFERENCES} more" if len(found) > _MAX_DIFFERENCES else ""
@@ -288,7 +301,7 @@ class OutputFolder:
         if not (self.work / COMMIT_NAME).exists():
             return
         self._keep = True
-        self._run = self._completed = self._commit()["run"]
+        self._run = self._completed = _with_version(self._commit()["run"])
         self._move()
         self._clear()
 
@@ -297,7 +310,7 @@ class OutputFolder:
             found = json.loads((self.work / RUN_NAME).read_bytes())
         except (FileNotFoundError, ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return _with_version(found) if isinstance(found, dict) else None
 
     def _whole_output(self) -> Manifest | None:
         """The manifest of the output that is here, where all its files are."""
