@@ -1,7 +1,4 @@
-"""The functions that open a path to train on, or to validate with, and make loaders.
-
-The functions that open a path to validate with: every sample once.
-"""
+"""The functions that open a path to train on or to validate with, and those that make loaders, by Energon's names."""
 
 from __future__ import annotations
 
@@ -9,21 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from headrace.compat.energon.dataset import EnergonDataset, Tail, WorkerConfig, in_own_order
-from headrace.compat.energon.framed import FramedLoader, framed_dataset
+from headrace.compat.energon.dataset import EnergonDataset, Tail, WorkerConfig
+from headrace.compat.energon.framed import FramedLoader
 from headrace.compat.energon.loader import EnergonLoader, OwnOrderLoader, StreamLoader
-from headrace.compat.energon.making import BatchMaking, Given, opened, over, parts
-from headrace.datasets import Dataset, Framed, Run
+from headrace.compat.energon.making import BatchMaking, Given, OpenedUnits, over, parts
+from headrace.compat.energon.passes import Kind, Training, Validation, over_passes, prepared
+from headrace.datasets import Dataset
 from headrace.datasets.encoded.samples import Encoder
-from headrace.datasets.mix import Mix, length_of
+from headrace.datasets.mix import Mix
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError
 from headrace.loader.reading import Reading
-from headrace.plan import BatchSchedule, Order
-from headrace.plan.energon import EnergonMixing
-
-Kind = Literal["shards", "full", "blocks", "energon"]
-_KINDS = ("shards", "full", "blocks", "energon")
+from headrace.plan import BatchSchedule
 
 
 def get_train_dataset(
@@ -88,8 +82,17 @@ def get_train_dataset(
         ConfigError: an option that is out of range, unknown here, or does not go with another.
         StoreError: nothing is there, or it is malformed.
     """
-    if order not in _KINDS:
-        raise ConfigError(f"order is {order!r}; allowed are {', '.join(map(repr, _KINDS))}")
+    passes = Training(
+        order=order,
+        shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
+        parallel_shard_iters=parallel_shard_iters,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+        repeat=repeat,
+        drop_last=batch_drop_last,
+        virtual_epoch_length=virtual_epoch_length,
+        global_batch_size=global_batch_size,
+    )
     making = BatchMaking(
         task_encoder,
         seed=worker_config.seed_offset,
@@ -99,75 +102,7 @@ def get_train_dataset(
         framed=framed,
         num_lanes=num_lanes,
     )
-    data, units = opened(path, split_part, making, training=True, global_batch_size=global_batch_size, options=options)
-    if order == "energon":
-        if units is not None:
-            raise ConfigError(
-                f"order='energon' is for one output of each sample, and here are units: {units.describe()}; choose "
-                "another order"
-            )
-        if global_batch_size is not None:
-            raise ConfigError("order='energon' knows batches of workers only; leave global_batch_size out")
-        if shuffle_over_epochs_multiplier is None:
-            raise ConfigError("shuffle_over_epochs_multiplier=None: Energon's training order is always shuffled")
-        workers = max(1, worker_config.num_workers)
-        if virtual_epoch_length % workers:
-            raise ConfigError(
-                f"virtual_epoch_length is {virtual_epoch_length:,} for {workers:,} workers; with order='energon' it is "
-                "a multiple, so that an epoch ends where it began"
-            )
-        mixing = EnergonMixing(
-            max_samples_per_sequence=max_samples_per_sequence,
-            parallel_shard_iters=16 if parallel_shard_iters is None else parallel_shard_iters,
-            shuffle_buffer_size=shuffle_buffer_size or 0,
-            repeat=repeat,
-        )
-        return in_own_order(
-            data,
-            worker_config,
-            training=True,
-            mixing=mixing,
-            batch_size=making.samples(data),
-            drop_last=batch_drop_last,
-            shuffle_over_epochs=shuffle_over_epochs_multiplier,
-            virtual_epoch_length=virtual_epoch_length,
-        )
-    shuffling = _order(
-        order,
-        worker_config.seed_offset,
-        shuffle_buffer_size or 0,
-        100 if max_samples_per_sequence is None else max_samples_per_sequence,
-        parallel_shard_iters,
-        shuffle_over_epochs_multiplier,
-    )
-    schedule = None if global_batch_size is None else BatchSchedule.of(global_batch_size)
-    if units is not None:
-        if batch_drop_last and not repeat:
-            raise ConfigError("batch_drop_last=True: which batch is the last shows after it was given; leave it out")
-        return framed_dataset(
-            units,
-            worker_config,
-            batch_size=batch_size,
-            training=True,
-            order=shuffling,
-            repeat=repeat,
-            virtual_epoch_length=virtual_epoch_length,
-            schedule=schedule,
-            num_lanes=num_lanes,
-        )
-    once = None if repeat else length_of(data)
-    if not repeat and once is None:
-        raise ConfigError(f"repeat=False: {data!r} has no end; give it one, or repeats in the place of weights")
-    return EnergonDataset(
-        stream=Run(data, global_batch_size=schedule or 1, order=shuffling),
-        worker_config=worker_config,
-        batch_size=making.samples(data),
-        training=True,
-        pass_samples=once,
-        tail="drop" if batch_drop_last else "spread",
-        virtual_epoch_length=virtual_epoch_length,
-        global_batch_size=schedule,
-    )
+    return prepared(path, split_part, passes, making, worker_config, options)
 
 
 def get_savable_loader(
@@ -220,25 +155,6 @@ get_loader = get_savable_loader
 """Every loader can be saved: it costs nothing."""
 
 
-def _order(
-    kind: str, seed: int, buffer: int, slice_samples: int, open_slices: int | None, multiplier: int | None
-) -> Order:
-    if multiplier is None:
-        return Order(kind="none")
-    if multiplier < 1:
-        raise ConfigError(
-            f"shuffle_over_epochs_multiplier is {multiplier}: here each epoch has every sample once; allowed are 1 and "
-            "more, None for no shuffling, and with order='energon' -1"
-        )
-    if kind != "shards":
-        return Order(kind=kind, seed=seed)  # type: ignore[arg-type]
-    if open_slices is None:
-        open_slices = Order().parallel_shard_iters
-    if slice_samples >= 1:
-        open_slices = max(open_slices, -(-buffer // slice_samples))
-    return Order(kind="shards", seed=seed, max_samples_per_sequence=slice_samples, parallel_shard_iters=open_slices)
-
-
 def get_val_dataset(
     path: Given,
     *,
@@ -274,12 +190,7 @@ def get_val_dataset(
     Raises:
         ConfigError, StoreError: as `get_train_dataset`.
     """
-    if order not in ("stride", "energon"):
-        raise ConfigError(f"order is {order!r}; allowed are 'stride', 'energon'")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit is at least one batch, found {limit}; None is all")
-    if batch_drop_last and tail == "pad":
-        raise ConfigError("tail='pad' fills the last batch, which batch_drop_last=True leaves out: choose one")
+    passes = _validation(order, limit, tail, batch_drop_last)
     making = BatchMaking(
         task_encoder,
         seed=worker_config.seed_offset,
@@ -289,11 +200,7 @@ def get_val_dataset(
         framed=framed,
         num_lanes=num_lanes,
     )
-    data, units = opened(path, split_part, making, training=False, global_batch_size=None, options=options)
-    tail = "drop" if batch_drop_last else tail
-    if units is not None:
-        return _framed_validation(units, worker_config, batch_size, limit, tail, order, num_lanes)
-    return _validation(data, worker_config, making.samples(data), limit, tail, order)
+    return prepared(path, split_part, passes, making, worker_config, options)
 
 
 def get_val_datasets(
@@ -320,71 +227,28 @@ def get_val_datasets(
         order=order,
         **options,
     )
-    tail = "drop" if batch_drop_last else tail
-    found = parts(whole.stream.data)
-    if whole.framed is not None:
-        units, lanes = whole.framed.data, options.get("num_lanes")
-        return [
-            (_framed_validation(over(units, part), worker_config, batch_size, limit, tail, order, lanes), part)
-            for part in found
-        ]
-    return [(_validation(part, worker_config, whole.batch_size, limit, tail, order), part) for part in found]
-
-
-def _validation(
-    data: Dataset | Mix, worker_config: WorkerConfig, batch_size: int, limit: int | None, tail: Tail, order: str
-) -> EnergonDataset:
-    if order == "energon":
-        if tail == "pad":
-            raise ConfigError("tail='pad' goes with order='stride'; Energon's order has no padding")
-        return in_own_order(
-            data,
-            worker_config,
-            training=False,
-            mixing=None,
-            batch_size=batch_size,
-            drop_last=tail == "drop",
-            limit=limit,
-        )
-    samples = length_of(data)
-    if samples is None:
-        raise ConfigError(f"{data!r} has no end, and validation has one; limit it with Limit")
-    if limit is not None:
-        samples = min(samples, limit * batch_size * worker_config.world_size)
-    return EnergonDataset(
-        stream=Run(data, global_batch_size=1, order=Order(kind="none")),
-        worker_config=worker_config,
-        batch_size=batch_size,
-        training=False,
-        pass_samples=samples,
-        tail=tail,
+    passes = _validation(order, limit, tail, batch_drop_last)
+    # The encoder is around each part already: what is left to say are sizes.
+    making = BatchMaking(
+        None,
+        seed=worker_config.seed_offset,
+        batch_size=whole.batch_size,
+        packing_buffer_size=None,
+        errors=None,
+        framed=False,
+        num_lanes=options.get("num_lanes"),
     )
+    units = None if whole.framed is None else whole.framed.data
+    return [
+        (
+            over_passes(OpenedUnits(part, None if units is None else over(units, part)), passes, making, worker_config),
+            part,
+        )
+        for part in parts(whole.stream.data)
+    ]
 
 
-def _framed_validation(
-    data: Framed,
-    worker_config: WorkerConfig,
-    batch_size: int | None,
-    limit: int | None,
-    tail: Tail,
-    order: str,
-    num_lanes: int | None,
-) -> EnergonDataset:
-    if order == "energon":
-        raise ConfigError(
-            f"order='energon' is for one output of each sample, and here are units: {data.describe()}; leave it out"
-        )
-    if tail != "spread":
-        raise ConfigError(
-            f"tail is {tail!r}, and how many units a task encoder makes shows after they were given: the last ones are "
-            "dealt; leave tail and batch_drop_last out"
-        )
-    return framed_dataset(
-        data,
-        worker_config,
-        batch_size=batch_size,
-        training=False,
-        order=Order(kind="none"),
-        limit=limit,
-        num_lanes=num_lanes,
-    )
+def _validation(order: Literal["stride", "energon"], limit: int | None, tail: Tail, drop_last: bool) -> Validation:
+    if drop_last and tail == "pad":
+        raise ConfigError("tail='pad' fills the last batch, which batch_drop_last=True leaves out: choose one")
+    return Validation(order=order, limit=limit, tail="drop" if drop_last else tail)

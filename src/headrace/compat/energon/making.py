@@ -1,7 +1,4 @@
-"""What lies at a path as the data of a run, and what a task encoder makes of its samples.
-
-What lies at a path, or was made before, as the data of a run.
-"""
+"""What lies at a path, opened as the data of a run, and what a task encoder makes of its samples."""
 
 from __future__ import annotations
 
