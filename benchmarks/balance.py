@@ -96,7 +96,7 @@ def main() -> None:
             store = write_store(Path(folder), lengths)
             records = headrace.SFTDataset(store, loss_mask_key=None)
             rows.append(measured("records", name, records, headrace.loader.Balance()))
-            packs = headrace.PackedSequenceDataset(store, headrace.Packing(max_seq_len=options.room))
+            packs = headrace.PackedSequenceDataset(store, headrace.Packing(seq_len=options.room))
             if len(packs) >= STEP:
                 rows.append(measured("packs", name, packs, headrace.loader.Balance(cost=attention)))
     lines = []

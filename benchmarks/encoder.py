@@ -84,7 +84,7 @@ def ours(folder: Path, kind: str, form: str, workers: int) -> Any:
             given, options = Framed(media, task, form=BestFit(ROOM)), {"num_lanes": LANES}
         else:
             facts = measure(media, task, folder=folder.parent / f"facts-{folder.name}")
-            given = MeasuredDataset(media, task, facts, form=Packing(max_seq_len=ROOM))
+            given = MeasuredDataset(media, task, facts, form=Packing(seq_len=ROOM))
             options = {}
     dataset = get_train_dataset(
         given,

@@ -58,7 +58,7 @@ def limit(prefix: Path, window: int, batch: int) -> Iterator[Any]:
 
 def ours(reading: headrace.loader.Reading) -> Batches:
     def batches(prefix: Path, window: int, batch: int) -> Iterator[Any]:
-        dataset = headrace.WindowDataset(headrace.open(str(prefix)), window_tokens=window)
+        dataset = headrace.WindowDataset(headrace.open(str(prefix)), seq_len=window)
         run = headrace.Run(dataset, global_batch_size=batch)
         return iter(headrace.Loader(run, micro_batch_size=batch, ranks=headrace.loader.Ranks(), reading=reading))
 

@@ -132,7 +132,7 @@ def first(engine: str, prefix: str, epochs: int, folder: str) -> dict[str, Any]:
         headrace.compat.megatron.GPTDataset(prefix, sequence_length=2048, num_samples=wanted)[0]
     else:
         store = headrace.open(prefix if engine == "unvouched" else f"{prefix}-vouched")
-        run = headrace.Run(headrace.WindowDataset(store, window_tokens=2048), global_batch_size=1)
+        run = headrace.Run(headrace.WindowDataset(store, seq_len=2048), global_batch_size=1)
         run.step(0)
     spent = time.process_time() - begin
     return {"cpu_s": spent, "peak_mb": (common.memory_bytes("VmHWM") - before) / 1e6}

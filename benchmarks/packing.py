@@ -76,10 +76,10 @@ def write_store(prefix: Path, lengths: NDArray[np.int32]) -> None:
         writer.finish()
 
 
-def measure_plan(path: str, max_seq_len: int, seconds: float = 0.5) -> dict[str, Any]:
+def measure_plan(path: str, seq_len: int, seconds: float = 0.5) -> dict[str, Any]:
     lengths = np.load(path)
-    np.clip(lengths, 1, max_seq_len, out=lengths)
-    packing = Packing(max_seq_len=max_seq_len)
+    np.clip(lengths, 1, seq_len, out=lengths)
+    packing = Packing(seq_len=seq_len)
     # What the first plan ever loads and allocates is no memory of this plan.
     plan_packs(lengths[:1000], packing)
     before, cpu = common.memory_bytes("VmRSS"), time.process_time()
@@ -93,7 +93,7 @@ def measure_plan(path: str, max_seq_len: int, seconds: float = 0.5) -> dict[str,
     return {
         "docs_per_cpu_s": times * len(lengths) / spent,
         "cpu_s": spent / times,
-        "fill": checked_fill(lengths, lengths[documents], bounds, max_seq_len),
+        "fill": checked_fill(lengths, lengths[documents], bounds, seq_len),
         "peak_bytes_a_doc": peak / len(lengths),
         "stored_bytes_a_doc": plan.num_bytes / len(lengths),
     }
@@ -105,9 +105,9 @@ def measure_batches(engine: str, prefix: str, batch: int, seconds: float) -> dic
     cpu = time.process_time()
     store = headrace.open(prefix)
     dataset: headrace.Dataset = (
-        headrace.WindowDataset(store, window_tokens=MAX_SEQ_LEN)
+        headrace.WindowDataset(store, seq_len=MAX_SEQ_LEN)
         if engine == "windows"
-        else headrace.PackedSequenceDataset(store, Packing(max_seq_len=MAX_SEQ_LEN))
+        else headrace.PackedSequenceDataset(store, Packing(seq_len=MAX_SEQ_LEN))
     )
 
     def loader(**options: Any) -> headrace.Loader:
@@ -163,7 +163,7 @@ class Bench:
         for name in FILL:
             Path(self.lengths(name, num_documents)).unlink()
         return [
-            {"plan": engine, "lengths": name, "max_seq_len": size, "documents": num_documents} | common.medians(rows)
+            {"plan": engine, "lengths": name, "seq_len": size, "documents": num_documents} | common.medians(rows)
             for (name, size, engine, _, _), rows in zip(jobs, found, strict=True)
         ]
 
@@ -194,14 +194,14 @@ def plan_claims(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     ours = [row for row in rows if row["plan"] == "headrace"]
     fills = [
-        row["fill"] - FILL[row["lengths"]][row["max_seq_len"]]
+        row["fill"] - FILL[row["lengths"]][row["seq_len"]]
         for row in ours
-        if row["documents"] == FEW and row["max_seq_len"] in FILL[row["lengths"]]
+        if row["documents"] == FEW and row["seq_len"] in FILL[row["lengths"]]
     ]
     if fills:
         lines.append(common.verdict("fill of 100,000 documents less the table's, the worst", min(fills), -0.0005))
     for size, bar in ((4_096, 10e6), (8_192, 10e6), (131_072, 1.5e6)):
-        rates = [row["docs_per_cpu_s"] for row in ours if row["max_seq_len"] == size and row["documents"] >= 1_000_000]
+        rates = [row["docs_per_cpu_s"] for row in ours if row["seq_len"] == size and row["documents"] >= 1_000_000]
         if rates:
             what = f"documents planned a CPU second at {size:,}, the slowest from a million on"
             lines.append(common.verdict(what, min(rates), bar))

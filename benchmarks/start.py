@@ -47,7 +47,7 @@ def sparse_store(prefix: Path, num_tokens: int) -> None:
 def measure(folder: str, window: int, num_sources: int) -> dict[str, Any]:
     process = psutil.Process()
     before, begin = process.memory_full_info(), time.perf_counter()
-    dataset = WindowDataset(open_store(folder + "/"), window_tokens=window)
+    dataset = WindowDataset(open_store(folder + "/"), seq_len=window)
     names = [f"source-{i}" for i in range(num_sources)]
     data: WindowDataset | Blend = dataset
     if num_sources > 1:

@@ -8,8 +8,8 @@ import numpy as np
 import headrace
 
 folder = corpus.make()
-small = headrace.WindowDataset(headrace.open(folder / "small"), window_tokens=64)
-large = headrace.WindowDataset(headrace.open(folder / "large"), window_tokens=64)
+small = headrace.WindowDataset(headrace.open(folder / "small"), seq_len=64)
+large = headrace.WindowDataset(headrace.open(folder / "large"), seq_len=64)
 
 # Shares of the tokens; endless: a source that is through starts its next epoch, in another order.
 code = headrace.Blend({"small": small, "large": large}, weights={"small": 1, "large": 3}, unit="tokens")

@@ -38,7 +38,7 @@ records = map(json.loads, (folder / "text" / "small" / "part-0.jsonl").read_text
 options = TextOptions(records=RecordOptions(sample_by="paragraph"), workers=1)
 prepare_text([folder / "text.txt"], folder / "short", tokenizer=folder / "tokenizer.json", options=options)
 
-packing = headrace.Packing(max_seq_len=SIZE, over_long="split")
+packing = headrace.Packing(seq_len=SIZE, over_long="split")
 dataset = headrace.PackedSequenceDataset(headrace.open(folder / "short"), packing)
 run = headrace.Run(dataset, global_batch_size=8, order=headrace.Order(seed=1), samples=STEPS * 8)
 loader = headrace.Loader(run, micro_batch_size=4, debug=True)  # debug: every batch is checked

@@ -14,7 +14,7 @@ import headrace
 
 folder = corpus.make()
 store = headrace.open(folder / "small")
-dataset = headrace.WindowDataset(store, window_tokens=64, stride=32, document_ids=True, position_ids="restart")
+dataset = headrace.WindowDataset(store, seq_len=64, stride=32, document_ids=True, position_ids="restart")
 print(repr(dataset))
 
 generator = torch.Generator().manual_seed(0)

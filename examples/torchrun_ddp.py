@@ -32,7 +32,7 @@ def main() -> None:
         corpus.make(folder)
     dist.barrier()
 
-    dataset = headrace.WindowDataset(headrace.open(folder / "small"), window_tokens=64)
+    dataset = headrace.WindowDataset(headrace.open(folder / "small"), seq_len=64)
     run = headrace.Run(dataset, global_batch_size=12, samples=12 * STEPS)
     loader = headrace.Loader(run, micro_batch_size=2, ranks=ranks, uneven="refuse")
 

@@ -21,7 +21,7 @@ def train(folder: Path, *, stop_at: int) -> list[float]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(1000, 32), torch.nn.Linear(32, 1000))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    dataset = headrace.WindowDataset(headrace.open(folder / "small"), window_tokens=64)
+    dataset = headrace.WindowDataset(headrace.open(folder / "small"), seq_len=64)
     run = headrace.Run(dataset, global_batch_size=8, order=headrace.Order(seed=1), samples=STEPS * 8)
     loader = headrace.Loader(run, micro_batch_size=8)
 

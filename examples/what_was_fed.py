@@ -12,7 +12,7 @@ STEP = 340
 folder = corpus.make()
 tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 data = {
-    name: headrace.WindowDataset(headrace.open(folder / name), window_tokens=32, document_ids=True)
+    name: headrace.WindowDataset(headrace.open(folder / name), seq_len=32, document_ids=True)
     for name in ("small", "large")
 }
 blend = headrace.Blend(data, weights={"small": 1, "large": 1})

@@ -37,7 +37,7 @@ class Piece:
 Rows = Sequence[Sequence[Piece]]
 
 
-def make(rows: Rows, max_seq_len: int, *, padding_idx: int = 0, step_tokens: int | None = None) -> Batch:
+def make(rows: Rows, seq_len: int, *, padding_idx: int = 0, step_tokens: int | None = None) -> Batch:
     """A micro-batch of the native face, every field of it; ``step_tokens`` are its own unless given."""
     fields: dict[str, list[list[int]]] = {
         name: [] for name in ("input_ids", "labels", "position_ids", "document_ids", "seq_idx")
@@ -52,7 +52,7 @@ def make(rows: Rows, max_seq_len: int, *, padding_idx: int = 0, step_tokens: int
             row["document_ids"] += [*[piece.document] * len(piece.tokens), *[-1] * piece.pads]
             row["seq_idx"] += [number] * (len(piece.tokens) + piece.pads)
             lengths.append(len(piece.tokens) + piece.pads)
-        if left := max_seq_len - len(row["input_ids"]):
+        if left := seq_len - len(row["input_ids"]):
             row["input_ids"] += [padding_idx] * left
             row["labels"] += [IGNORE] * left
             row["position_ids"] += range(left)
@@ -60,10 +60,10 @@ def make(rows: Rows, max_seq_len: int, *, padding_idx: int = 0, step_tokens: int
             row["seq_idx"] += [len(pieces)] * left
             lengths.append(left)
         for name, values in row.items():
-            assert len(values) == max_seq_len
+            assert len(values) == seq_len
             fields[name].append(values)
     batch: Batch = {
-        name: np.array(values, dtype=np.int32 if name == "seq_idx" else np.int64).reshape(len(rows), max_seq_len)
+        name: np.array(values, dtype=np.int32 if name == "seq_idx" else np.int64).reshape(len(rows), seq_len)
         for name, values in fields.items()
     }
     batch["loss_mask"] = batch["labels"] != IGNORE
@@ -76,9 +76,9 @@ def make(rows: Rows, max_seq_len: int, *, padding_idx: int = 0, step_tokens: int
     return batch
 
 
-def item(pieces: Sequence[Piece], max_seq_len: int, *, padding_idx: int = 0) -> Batch:
+def item(pieces: Sequence[Piece], seq_len: int, *, padding_idx: int = 0) -> Batch:
     """The same of one row, each field (S,), without the counts of a step."""
-    batch = make([pieces], max_seq_len, padding_idx=padding_idx)
+    batch = make([pieces], seq_len, padding_idx=padding_idx)
     for name in ("num_supervised_tokens", "step_supervised_tokens", "sample_positions"):
         del batch[name]
     return {name: value[0] if getattr(value, "ndim", 0) == 2 else value for name, value in batch.items()}
@@ -120,15 +120,15 @@ def same(one: Batch, other: Batch) -> bool:
 
 @st.composite
 def drawn_rows(
-    draw: st.DrawFn, *, max_seq_len: int, multiple: int = 1, vocabulary: int = 9, max_rows: int = 3
+    draw: st.DrawFn, *, seq_len: int, multiple: int = 1, vocabulary: int = 9, max_rows: int = 3
 ) -> list[list[Piece]]:
     """Rows of pieces that fit; their numbers are small, so that equal tokens, lengths of 1 and full rows come up."""
     rows = []
     # In no order; drawn as one number, for drawing a permutation takes longer than all the rest.
-    documents = iter(np.random.default_rng(draw(st.integers(0, 99))).permutation(max_rows * max_seq_len).tolist())
+    documents = iter(np.random.default_rng(draw(st.integers(0, 99))).permutation(max_rows * seq_len).tolist())
     for _ in range(draw(st.integers(1, max_rows))):
         pieces = []
-        left = max_seq_len
+        left = seq_len
         while left and (length := draw(st.integers(0, min(left, 7 * multiple)))):
             pads = -length % multiple
             pieces.append(

@@ -65,7 +65,7 @@ def next_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     return packs
 
 
-def wrapped(lengths: Sequence[int], max_seq_len: int) -> list[list[Piece]]:
+def wrapped(lengths: Sequence[int], seq_len: int) -> list[list[Piece]]:
     """Documents one after another, cut where a pack is full."""
     packs: list[list[Piece]] = []
     room = 0
@@ -74,7 +74,7 @@ def wrapped(lengths: Sequence[int], max_seq_len: int) -> list[list[Piece]]:
         while begin < length:
             if not room:
                 packs.append([])
-                room = max_seq_len
+                room = seq_len
             taken = min(room, length - begin)
             packs[-1].append(Piece(document, begin, taken, begin + taken < length))
             begin, room = begin + taken, room - taken
@@ -83,7 +83,7 @@ def wrapped(lengths: Sequence[int], max_seq_len: int) -> list[list[Piece]]:
 
 def pieces(document: int, length: int, packing: Packing) -> list[Piece]:
     """What becomes of one document."""
-    size = packing.max_seq_len
+    size = packing.seq_len
     if length <= size:
         return [Piece(document, 0, length, False)] if length else []
     if packing.over_long == "split" or packing.strategy == "best_fit_split":
@@ -96,7 +96,7 @@ def pieces(document: int, length: int, packing: Packing) -> list[Piece]:
 def packs(lengths: Sequence[int], packing: Packing) -> list[list[Piece]]:
     """All packs of a packing, in order."""
     if packing.strategy == "wrapped":
-        return wrapped(lengths, packing.max_seq_len)
+        return wrapped(lengths, packing.seq_len)
     found = []
     window = packing.window_documents or max(1, len(lengths))
     for first in range(0, len(lengths), window):
@@ -113,7 +113,7 @@ def packs(lengths: Sequence[int], packing: Packing) -> list[list[Piece]]:
 
 def _is_full(piece: Piece, lengths: Sequence[int], packing: Packing) -> bool:
     splits = packing.over_long == "split" or packing.strategy == "best_fit_split"
-    return splits and piece.length == packing.max_seq_len <= lengths[piece.document]
+    return splits and piece.length == packing.seq_len <= lengths[piece.document]
 
 
 def unpacked(items: PackItems) -> list[list[Piece]]:
@@ -176,7 +176,7 @@ def check_samples(
         mine = unpacked(dataset.items(addresses))
     keep_borders = dataset.recipe["border_labels"] == "keep"
     laid_out = rows(mine, documents, dataset.packing, marks=marks, keep_borders=keep_borders)
-    wanted = packs_made.make(laid_out, dataset.max_seq_len, padding_idx=dataset.padding_idx)
+    wanted = packs_made.make(laid_out, dataset.seq_len, padding_idx=dataset.padding_idx)
     batch = dataset.read(addresses)
     assert list(batch) == list(dataset.fields) == sorted(FIELDS, key=list(batch).index)
     for name in FIELDS:
@@ -186,11 +186,11 @@ def check_samples(
     tokens = [sum(piece.length for piece in pack) for pack in mine]
     assert counts.tokens.tolist() == tokens
     assert counts.supervised_tokens.tolist() == wanted["loss_mask"].sum(axis=1).tolist()
-    assert counts.pads.tolist() == [dataset.max_seq_len - some for some in tokens]
+    assert counts.pads.tolist() == [dataset.seq_len - some for some in tokens]
     assert counts.documents.tolist() == [len(pack) for pack in mine]
     if keys is None:
         for index, row in zip(indices[:2].tolist(), laid_out, strict=False):
-            _same_item(dataset[index], packs_made.item(row, dataset.max_seq_len, padding_idx=dataset.padding_idx))
+            _same_item(dataset[index], packs_made.item(row, dataset.seq_len, padding_idx=dataset.padding_idx))
 
 
 def _same_item(found: Sample, wanted: dict[str, Any]) -> None:
@@ -210,7 +210,7 @@ def packings(draw: st.DrawFn, *, most_units: int = 20) -> Packing:
     multiple = 1 if strategy == "wrapped" else draw(st.sampled_from([1, 1, 1, 2, 4]))
     window = None if strategy == "wrapped" else draw(st.none() | st.integers(1, 30))
     return Packing(
-        max_seq_len=multiple * draw(st.integers(1, most_units)),
+        seq_len=multiple * draw(st.integers(1, most_units)),
         strategy=strategy,
         over_long="split" if cuts else draw(st.sampled_from(["split", "truncate_left", "truncate_right", "drop"])),
         window_documents=window,
@@ -223,7 +223,7 @@ def packings(draw: st.DrawFn, *, most_units: int = 20) -> Packing:
 def drawn(draw: st.DrawFn) -> tuple[list[int], Packing]:
     """A packing, and lengths that matter to it: none, all equal, equal to it, a little more, and many times as long."""
     packing = draw(packings())
-    size = packing.max_seq_len
+    size = packing.seq_len
     some = st.integers(0, draw(st.sampled_from([1, size, size + 1, 3 * size + 1])))
     edges = st.sampled_from([0, 1, size - 1, size, size + 1, 2 * size, 2 * size + 1])
     equal = st.integers(0, 2 * size).flatmap(lambda length: st.lists(st.just(length), max_size=30))

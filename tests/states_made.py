@@ -98,7 +98,7 @@ def run_of(data: Any, *, size: int = 8, **options: Any) -> Run:
 
 
 def windows(name: str = "a", **options: Any) -> headrace.WindowDataset:
-    return headrace.WindowDataset(indexed(name), **{"window_tokens": 16, **options})
+    return headrace.WindowDataset(indexed(name), **{"seq_len": 16, **options})
 
 
 def blend(**options: Any) -> Blend:
@@ -107,7 +107,7 @@ def blend(**options: Any) -> Blend:
 
 
 def packs(strategy: str, **options: Any) -> headrace.PackedSequenceDataset:
-    given = {"max_seq_len": 24, "strategy": strategy, **options}
+    given = {"seq_len": 24, "strategy": strategy, **options}
     if strategy in ("best_fit", "first_fit", "greedy"):
         given.setdefault("over_long", "truncate_right")
     return headrace.PackedSequenceDataset(indexed("dddd", 90, step=17, most=29), Packing(**given), plan_folder="plans")
@@ -131,7 +131,7 @@ def doubled(sample: dict[str, Any]) -> dict[str, Any]:
 KINDS: dict[str, Callable[[], Case]] = {
     "windows": lambda: Case(run_of(windows())),
     "windows, stride and phase": lambda: Case(run_of(windows(stride=8, phase=3))),
-    "windows, loss mask": lambda: Case(run_of(headrace.WindowDataset(keyed("sft", SFT), window_tokens=16))),
+    "windows, loss mask": lambda: Case(run_of(headrace.WindowDataset(keyed("sft", SFT), seq_len=16))),
     "windows, labels of the same place": lambda: Case(run_of(windows(labels="same"))),
     "windows, blocks": lambda: Case(
         run_of(windows(), order=Order(kind="blocks", seed=3, block_samples=8, window_blocks=2))
@@ -160,7 +160,7 @@ KINDS: dict[str, Callable[[], Case]] = {
     "packs, loss mask": lambda: Case(
         run_of(
             headrace.PackedSequenceDataset(
-                keyed("sft", SFT), Packing(max_seq_len=64, strategy="best_fit_split"), plan_folder="plans"
+                keyed("sft", SFT), Packing(seq_len=64, strategy="best_fit_split"), plan_folder="plans"
             )
         )
     ),
@@ -253,7 +253,7 @@ KINDS: dict[str, Callable[[], Case]] = {
     "measured": lambda: Case(run_of(measured(measured_made.Drawn()), size=4)),
     "measured, groups": lambda: Case(run_of(measured(measured_made.Grouped()), size=4), micro_batch_size=1),
     "measured, packs": lambda: Case(
-        run_of(measured(measured_made.Packed(), form=Packing(max_seq_len=24, strategy="best_fit")), size=4)
+        run_of(measured(measured_made.Packed(), form=Packing(seq_len=24, strategy="best_fit")), size=4)
     ),
     **{
         f"framed, {kind}": (  # type: ignore[misc]

@@ -30,10 +30,10 @@ class Layer(nn.Module):
 class TinyModel(nn.Module):
     """Token ids and their positions in, the summed loss over all labels out."""
 
-    def __init__(self, vocab_size: int, window_tokens: int, width: int) -> None:
+    def __init__(self, vocab_size: int, seq_len: int, width: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)
-        self.positions = nn.Embedding(window_tokens, width)
+        self.positions = nn.Embedding(seq_len, width)
         self.layers = nn.Sequential(*(Layer(width, heads=4) for _ in range(2)))
         self.norm = nn.LayerNorm(width)
         for embedding in (self.tokens, self.positions):

@@ -16,7 +16,7 @@ class Settings:
     """The numbers of a demo run."""
 
     vocab_size: int = 4096
-    window_tokens: int = 128
+    seq_len: int = 128
     global_batch_size: int = 12
     micro_batch_size: int = 2
     steps: int = 100
@@ -35,10 +35,7 @@ class Settings:
 
 def make_run(folder: Path, settings: Settings) -> headrace.Run:
     """Two stores blended 2 to 1 by tokens, shuffled; nothing here knows of ranks."""
-    sources = {
-        name: headrace.WindowDataset(headrace.open(folder / name), window_tokens=settings.window_tokens)
-        for name in WEIGHTS
-    }
+    sources = {name: headrace.WindowDataset(headrace.open(folder / name), seq_len=settings.seq_len) for name in WEIGHTS}
     blend = headrace.Blend(sources, weights=WEIGHTS, unit="tokens")
     return headrace.Run(
         blend,

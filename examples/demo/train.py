@@ -32,7 +32,7 @@ def main(folder: Path, life: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=(folder / f"meeting-{life}").absolute().as_uri(), **env_ranks())
-    model = TinyModel(settings.vocab_size, settings.window_tokens, settings.width)
+    model = TinyModel(settings.vocab_size, settings.seq_len, settings.width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     loader = headrace.Loader(make_run(folder, settings), micro_batch_size=settings.micro_batch_size)
     if (folder / CHECKPOINT).exists():
@@ -43,7 +43,7 @@ def main(folder: Path, life: str) -> None:
     elif dist.get_rank() == 0:
         loader.save_recipe(folder / RECIPE)
 
-    num_labels = settings.global_batch_size * settings.window_tokens
+    num_labels = settings.global_batch_size * settings.seq_len
     step, loss = loader.step, torch.zeros(())
     with (folder / "logs" / f"{life}-rank-{dist.get_rank()}.jsonl").open("a", buffering=1) as log:
         for batch in loader:

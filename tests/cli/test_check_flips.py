@@ -65,7 +65,7 @@ def tars_in_place(folder: Path, corpus: Path, tokenizer: Path) -> Path:
 
 def plan(folder: Path, corpus: Path, tokenizer: Path) -> Path:
     corpora.write(folder / "a", [np.arange(length) for length in (50, 3, 20, 7, 9, 31, 12)])
-    store, packing = headrace.open(folder / "a"), headrace.Packing(max_seq_len=20, over_long="split")
+    store, packing = headrace.open(folder / "a"), headrace.Packing(seq_len=20, over_long="split")
     headrace.PackedSequenceDataset(store, packing, plan_folder=folder / "plans")
     return folder / "plans" / plan_name(store, packing)
 

@@ -29,7 +29,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "multiple": ("--pack-strategy", "best_fit_split", "--pack-multiple", "8"),
     "wrapped": ("--pack-strategy", "wrapped"),
 }
-MULTIPLE = headrace.Packing(max_seq_len=64, strategy="best_fit_split", segment_multiple=8)
+MULTIPLE = headrace.Packing(seq_len=64, strategy="best_fit_split", segment_multiple=8)
 
 
 @pytest.fixture(scope="module")
@@ -259,8 +259,8 @@ def test_the_key_that_is_packed(run: Any, tmp_path: Path) -> None:
 
 def test_what_is_refused(run: Any, whole: Path, tmp_path: Path) -> None:
     for arguments, said in (
-        (("--pack", 64), "documents are longer than max_seq_len=64"),
-        (("--pack", 0), "max_seq_len is 0"),
+        (("--pack", 64), "documents are longer than seq_len=64"),
+        (("--pack", 0), "seq_len is 0"),
         (("--pack", 64, "--pack-strategy", "best"), "allowed are 'greedy', 'best_fit'"),
         (("--pack-strategy", "greedy"), "say --pack N too"),
         (("--pack-repack",), "say --pack N too"),

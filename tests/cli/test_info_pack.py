@@ -58,7 +58,7 @@ def test_json_equals_the_plans(run: Any, store: Path) -> None:
     (packs,) = found["packs"]
     assert (packs["max_seq_len"], packs["over_long_documents"], packs["longest"]) == (4, 1, 9)
     for figures in packs["strategies"]:
-        packing = headrace.Packing(max_seq_len=4, strategy=figures["strategy"], over_long=figures["over_long"])
+        packing = headrace.Packing(seq_len=4, strategy=figures["strategy"], over_long=figures["over_long"])
         ledger = plan_packs(LENGTHS, packing).ledger
         assert (figures["packs"], figures["fill"]) == (ledger.num_packs, ledger.fill)
         assert (figures["documents"], figures["lost_tokens"]) == (6, ledger.lost_tokens)
@@ -84,8 +84,8 @@ def test_the_key_that_is_packed(run: Any, tmp_path: Path, layout: str) -> None:
 
 def test_what_is_refused(run: Any, store: Path) -> None:
     for arguments, said in (
-        (("--pack", 0), "max_seq_len is 0; allowed are 1 to"),
-        (("--pack", 8, "--pack", 1 << 30), "max_seq_len is 1073741824"),
+        (("--pack", 0), "seq_len is 0; allowed are 1 to"),
+        (("--pack", 8, "--pack", 1 << 30), "seq_len is 1073741824"),
         (("--key", "tokens"), "give --pack N too"),
     ):
         result = run("info", store, *arguments)

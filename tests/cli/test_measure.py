@@ -37,7 +37,7 @@ def test_it_keeps_what_python_keeps(run: Any, flawed: Path, cache: Path, tmp_pat
     facts = measure(opened(flawed, encoder), encoder)
     assert facts.path == place
     assert [json.loads(line)["index"] for line in bad.read_text().splitlines()] == [one.index for one in facts.faults()]
-    assert len(MeasuredDataset(opened(flawed, encoder), encoder, place, form=Packing(max_seq_len=32))) > 10
+    assert len(MeasuredDataset(opened(flawed, encoder), encoder, place, form=Packing(seq_len=32))) > 10
     assert f"tokens           {facts.summary.tokens:,}, " in first.stdout
     assert "\n  bad              hook        kind\n" not in first.stdout
     assert "\n    2              read  DecodeError\n" in first.stdout

@@ -128,7 +128,7 @@ def test_packs(run: Any, stores: dict[str, Path], model: Path) -> None:
 
 
 def test_packs_hold_the_tokens_of_their_documents(stores: dict[str, Path]) -> None:
-    packing = Packing(max_seq_len=32, strategy="wrapped")
+    packing = Packing(seq_len=32, strategy="wrapped")
     documents = preview_store(stores["sft"], PreviewOptions(ids=True))
     packs = preview_store(stores["sft"], PreviewOptions(ids=True, packing=packing, num=10))
     pieces: dict[int, list[tuple[int, bool | None]]] = {}
@@ -273,7 +273,7 @@ def test_borders_by_positions_and_labels(run: Any, tmp_path: Path, model: Path) 
         (("--max-tokens", "0"), "at least 1"),
         (("--key", "none"), "no key 'none'; its keys are"),
         (("--pack", "48", "--documents", "9"), "has no pack 9; it has 2, counted from 0"),
-        (("--pack", "0"), "max_seq_len is 0"),
+        (("--pack", "0"), "seq_len is 0"),
         (("--pack", "48", "--strategy", "best"), "strategy is 'best'"),
         (("--strategy", "greedy"), "--strategy goes with --pack N"),
         (("--html", "page.bin"), "the name of a page ends in .html"),

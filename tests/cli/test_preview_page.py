@@ -100,7 +100,7 @@ def test_every_kind(tmp_path: Path, kind: str) -> None:
 
 def test_packs(tmp_path: Path) -> None:
     path = previews_made.store(tmp_path / "store", "sft")
-    packing = Packing(max_seq_len=48, over_long="truncate_right")
+    packing = Packing(seq_len=48, over_long="truncate_right")
     checker = checked(preview_page(preview_store(path, PreviewOptions(ids=True, packing=packing, with_figures=True))))
     assert "2 (best_fit), fill 95.833%, 59 tokens lost" in checker.texts["dd"]
     assert "4 pads" in checker.texts["p"]

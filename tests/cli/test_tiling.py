@@ -48,7 +48,7 @@ def test_pieces_in_any_order(sizes: list[int], random: np.random.Generator) -> N
 @pytest.mark.parametrize("over_long", [one for one in get_args(OverLong) if one != "error"])
 def test_what_is_kept_is_what_the_plan_packs(over_long: OverLong) -> None:
     lengths = np.array([0, 3, 8, 9, 16, 30])
-    plan = plan_packs(lengths, Packing(max_seq_len=8, over_long=over_long))
+    plan = plan_packs(lengths, Packing(seq_len=8, over_long=over_long))
     begins, ends = kept_range(lengths, plan.packing)
     items = plan.items(np.arange(len(plan)))
     assert np.bincount(items.documents, items.lengths, len(lengths)).tolist() == (ends - begins).tolist()

@@ -24,8 +24,8 @@ Headrace = Any
 
 def blend(prepared: Path) -> Blend:
     store = headrace.open(prepared)
-    web = headrace.WindowDataset(store, window_tokens=24, phase=True)
-    return Blend({"web": web, "code": headrace.WindowDataset(store, window_tokens=24)}, weights={"web": 3, "code": 1})
+    web = headrace.WindowDataset(store, seq_len=24, phase=True)
+    return Blend({"web": web, "code": headrace.WindowDataset(store, seq_len=24)}, weights={"web": 3, "code": 1})
 
 
 def feed(run: headrace.Run, path: Path, position: int, num_steps: int, topology: tuple[int, int]) -> tuple[Any, Any]:
@@ -167,7 +167,7 @@ def test_media_from_a_table(run: Headrace, tmp_path: Path) -> None:
 
 
 def test_packs_and_records(run: Headrace, prepared: Path, tmp_path: Path) -> None:
-    packs = PackedSequenceDataset(headrace.open(prepared), Packing(max_seq_len=256, repack=True))
+    packs = PackedSequenceDataset(headrace.open(prepared), Packing(seq_len=256, repack=True))
     made = save(packs, tmp_path / "packs.json", epochs=2)
     found = json.loads(run("trace", "step", 1, "--run", tmp_path / "packs.json", "--json").stdout)
     pieces = [[one.document for one in sample.origins] for sample in made.trace_step(1)]
@@ -186,7 +186,7 @@ def test_packs_and_records(run: Headrace, prepared: Path, tmp_path: Path) -> Non
 def test_data_that_is_gone_or_another(run: Headrace, prepared: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(prepared, "store")
-    made = save(headrace.WindowDataset(headrace.open("store"), window_tokens=24), Path("run.json"))
+    made = save(headrace.WindowDataset(headrace.open("store"), seq_len=24), Path("run.json"))
     monkeypatch.chdir(prepared.parent)  # paths are seen from where the training began
     there = run("trace", "step", 2, "--run", tmp_path / "run.json").stdout
     assert ".jsonl line " in there
@@ -207,7 +207,7 @@ def test_data_that_is_gone_or_another(run: Headrace, prepared: Path, tmp_path: P
 
 
 def test_files_that_cannot_be_used(run: Headrace, prepared: Path, tmp_path: Path) -> None:
-    save(headrace.WindowDataset(headrace.open(prepared), window_tokens=24), tmp_path / "run.json")
+    save(headrace.WindowDataset(headrace.open(prepared), seq_len=24), tmp_path / "run.json")
     done = run("trace", "step", 1, "--run", tmp_path / "none.json", "--json")
     assert (done.exit_code, json.loads(done.stdout)["error"]["kind"]) == (5, "StateError")
     for text in ("{", "[1]"):

@@ -13,7 +13,7 @@ from headrace import Blend, ConfigError, Order, Run, WindowDataset
 
 @pytest.fixture
 def sources(corpus: list[corpora.Corpus]) -> dict[str, WindowDataset]:
-    return {name: WindowDataset(one.store, window_tokens=5) for name, one in zip("abc", corpus, strict=False)}
+    return {name: WindowDataset(one.store, seq_len=5) for name, one in zip("abc", corpus, strict=False)}
 
 
 def counts(data: Blend, length: int) -> list[int]:
@@ -29,7 +29,7 @@ def test_weights_are_shares_of_the_samples(sources: dict[str, WindowDataset]) ->
 
 def test_weights_in_tokens(corpus: list[corpora.Corpus]) -> None:
     """Equal shares of the tokens: a source whose samples are half as long gives twice as many."""
-    long = WindowDataset(corpus[0].store, window_tokens=10)
+    long = WindowDataset(corpus[0].store, seq_len=10)
 
     class Half(WindowDataset):
         @property
@@ -37,7 +37,7 @@ def test_weights_in_tokens(corpus: list[corpora.Corpus]) -> None:
             return 5.0
 
     mix = Blend(
-        {"long": long, "half": Half(corpus[1].store, window_tokens=10)}, weights={"long": 1, "half": 1}, unit="tokens"
+        {"long": long, "half": Half(corpus[1].store, seq_len=10)}, weights={"long": 1, "half": 1}, unit="tokens"
     )
     assert counts(mix, 300) == [100, 200]
     assert mix.num_tokens_per_sample == pytest.approx((10 + 2 * 5) / 3)
@@ -145,7 +145,7 @@ def test_what_needs_a_length_refuses_endless_blends(sources: dict[str, WindowDat
 
 
 def test_samples_that_cannot_be_stacked_are_refused(corpus: list[corpora.Corpus]) -> None:
-    pair = {"a": WindowDataset(corpus[0].store, window_tokens=5), "b": WindowDataset(corpus[1].store, window_tokens=6)}
+    pair = {"a": WindowDataset(corpus[0].store, seq_len=5), "b": WindowDataset(corpus[1].store, seq_len=6)}
     with pytest.raises(ConfigError, match=r"input_ids \(5,\) int64.*input_ids \(6,\) int64"):
         Blend(pair, weights={"a": 1, "b": 1})
 

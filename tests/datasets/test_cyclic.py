@@ -125,8 +125,8 @@ def test_over_any_dataset(prefix: Path, dataset: GPTDataset, kind: str) -> None:
     store = open_store(prefix)
     inner: Dataset = {
         "blend": lambda: GPTBlend([dataset, GPTDataset(prefix, sequence_length=5, seed=1)]),
-        "windows": lambda: WindowDataset(store, window_tokens=5),
-        "packs": lambda: PackedSequenceDataset(store, Packing(max_seq_len=20, over_long="split"), padding_idx=0),
+        "windows": lambda: WindowDataset(store, seq_len=5),
+        "packs": lambda: PackedSequenceDataset(store, Packing(seq_len=20, over_long="split"), padding_idx=0),
     }[kind]()
     cyclic = CyclicDataset(inner, micro_batch_size=2, data_parallel_size=1)
     assert cyclic.is_packed == inner.is_packed

@@ -38,7 +38,7 @@ def windows(folder: Path) -> headrace.Run:
     sources = {}
     for name in "ab":
         corpora.write(folder / name, [np.arange(50), np.arange(20)])
-        sources[name] = headrace.WindowDataset(headrace.open(folder / name), window_tokens=8)
+        sources[name] = headrace.WindowDataset(headrace.open(folder / name), seq_len=8)
     blend = headrace.Blend(sources, weights={"a": 3.0, "b": 1.0})
     return headrace.Run(blend, global_batch_size=[(0, 2), (5, 4)], order=headrace.Order(seed=3), samples=200)
 
@@ -104,7 +104,7 @@ def plan(name: str) -> Callable[[Path], Made]:
     def make(folder: Path) -> Made:
         corpora.write(folder / "a", [np.arange(length) for length in (50, 3, 20, 7, 9, 31, 12)])
         store = headrace.open(folder / "a")
-        packing = headrace.Packing(max_seq_len=20, over_long="split")
+        packing = headrace.Packing(seq_len=20, over_long="split")
 
         def use() -> Any:
             dataset = headrace.PackedSequenceDataset(store, packing, plan_folder=folder / "plans")

@@ -244,7 +244,7 @@ def test_what_megatron_has_no_cache_of() -> None:
     with pytest.raises(ConfigError, match="last_epoch='together'"):
         export_cache(dataset(last_epoch="together"), tokenizer=TOKENIZER)
     with pytest.raises(ConfigError, match="only GPTDataset and blends of it"):
-        export_cache(headrace.WindowDataset(headrace.open("data/web"), window_tokens=8), tokenizer=TOKENIZER)
+        export_cache(headrace.WindowDataset(headrace.open("data/web"), seq_len=8), tokenizer=TOKENIZER)
     store = headrace.open("data/web")
     with pytest.raises(ConfigError, match="Megatron takes sequences"):
         export_cache(dataset(store), tokenizer=TOKENIZER)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ from headrace.stores import Store
 from headrace.testing.keyed import write_keyed
 
 IN_ORDER = Order(kind="none")
-PACKING = Packing(max_seq_len=32, strategy="best_fit_split")
+PACKING = Packing(seq_len=32, strategy="best_fit_split")
 
 
 def chats(
@@ -75,7 +75,7 @@ def test_windows(chat: Any, window: int, stride: int, phase: bool, same: bool, m
     store, tokens, marks = chat
     options: dict[str, Any] = {} if masked else {"loss_mask_key": None}
     dataset = WindowDataset(
-        store, window_tokens=window, stride=stride, phase=phase, labels="same" if same else "next", **options
+        store, seq_len=window, stride=stride, phase=phase, labels="same" if same else "next", **options
     )
     indices = np.random.default_rng(seed).integers(0, len(dataset), 5)
     begins = dataset.locate(indices, derive_array(seed, np.zeros(5, dtype=np.int64)))
@@ -97,7 +97,7 @@ def test_all_that_makes_labels_honours_it_by_default(tmp_path: Path) -> None:
     store, _, marks = chats(tmp_path / "s")
     share = marks.mean()
     assert 0.4 < share < 0.6
-    windows = WindowDataset(store, window_tokens=64)
+    windows = WindowDataset(store, seq_len=64)
     packs = PackedSequenceDataset(store, PACKING)
     batches = [windows.read(np.arange(len(windows)) * 64), packs.read(np.arange(len(packs)))]
     for dataset, batch in zip((windows, packs), batches, strict=True):
@@ -115,7 +115,7 @@ def test_all_that_makes_labels_honours_it_by_default(tmp_path: Path) -> None:
 def test_none_trains_everything_and_says_so(tmp_path: Path) -> None:
     store, _, _ = chats(tmp_path / "s")
     for dataset in (
-        WindowDataset(store, window_tokens=64, loss_mask_key=None),
+        WindowDataset(store, seq_len=64, loss_mask_key=None),
         PackedSequenceDataset(store, PACKING, loss_mask_key=None),
         DocumentDataset(store, loss_mask_key=None),
         SFTDataset(store, loss_mask_key=None),
@@ -127,20 +127,20 @@ def test_the_mask_of_the_main_key_is_meant(tmp_path: Path) -> None:
     pairs = records_made.write(tmp_path / "pairs", records_made.preferences(1, 30))
     for key in ("chosen", "rejected"):
         store = stores.open(pairs, key=key)
-        assert WindowDataset(store, window_tokens=8).loss_mask_key == f"{key}_mask"
+        assert WindowDataset(store, seq_len=8).loss_mask_key == f"{key}_mask"
         assert PackedSequenceDataset(store, PACKING).loss_mask_key == f"{key}_mask"
 
 
 def test_recipes_without_a_mask_are_as_they_were(corpus: corpora.Corpus) -> None:
     """So that states saved before still load."""
-    windows = WindowDataset(corpus.store, window_tokens=8).recipe
+    windows = WindowDataset(corpus.store, seq_len=8).recipe
     assert set(windows) == {
         "kind", "store", "num_tokens", "window_tokens", "stride", "phase", "document_ids", "position_ids"
     }  # fmt: skip
-    packs = PackedSequenceDataset(corpus.store, Packing(max_seq_len=64)).recipe
+    packs = PackedSequenceDataset(corpus.store, Packing(seq_len=64)).recipe
     assert packs["loss_mask_key"] is None
     assert "labels" not in packs
-    same = WindowDataset(corpus.store, window_tokens=8, labels="same").recipe
+    same = WindowDataset(corpus.store, seq_len=8, labels="same").recipe
     assert same == {**windows, "labels": "same"}
     assert DocumentDataset(corpus.store).recipe["loss_mask_key"] is None
 
@@ -153,7 +153,7 @@ def corpus(tmp_path: Path) -> corpora.Corpus:
 def test_a_state_of_before_is_refused_with_the_field_named(tmp_path: Path) -> None:
     store, _, _ = chats(tmp_path / "s")
     for make in (
-        lambda **options: WindowDataset(store, window_tokens=16, **options),
+        lambda **options: WindowDataset(store, seq_len=16, **options),
         lambda **options: PackedSequenceDataset(store, PACKING, **options),
     ):
         before = Loader(Run(make(loss_mask_key=None), global_batch_size=2), micro_batch_size=2)
@@ -165,7 +165,7 @@ def test_a_state_of_before_is_refused_with_the_field_named(tmp_path: Path) -> No
 def test_a_blend_of_masked_and_other_windows_counts_both(tmp_path: Path) -> None:
     store, _, _ = chats(tmp_path / "s")
     plain = corpora.make(tmp_path / "plain", 1, 60).store
-    masked, other = WindowDataset(store, window_tokens=16), WindowDataset(plain, window_tokens=16)
+    masked, other = WindowDataset(store, seq_len=16), WindowDataset(plain, seq_len=16)
     through = MapDataset(other, dict)
     run = Run(Blend({"a": masked, "b": through}, weights={"a": 1, "b": 1}), global_batch_size=6, samples=60)
     step = []
@@ -186,7 +186,7 @@ def test_a_blend_of_masked_and_other_windows_counts_both(tmp_path: Path) -> None
 def test_a_step_of_windows_without_a_label_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marks = np.repeat([1, 0, 1, 0], [20, 20, 30, 30]).astype(np.uint8)
     write_keyed(tmp_path / "s", tokens=("uint16", [np.arange(100)]), loss_mask=("uint8", [marks]))
-    dataset = WindowDataset(stores.open(tmp_path / "s"), window_tokens=10)
+    dataset = WindowDataset(stores.open(tmp_path / "s"), seq_len=10)
     run = Run(dataset, global_batch_size=1, order=IN_ORDER, epochs=1)
     with pytest.raises(ConfigError, match="step 2 has no supervised token"):
         next(iter(Loader(run, micro_batch_size=1)))
@@ -201,12 +201,12 @@ def test_a_mask_that_is_not_parallel_is_refused(tmp_path: Path) -> None:
         marks = np.ones(num_marks, np.uint8)
         write_keyed(tmp_path / f"s{shard}", tokens=("uint16", [np.arange(10) % 7]), loss_mask=("uint8", [marks]))
     store = stores.open(tmp_path)
-    for make in (lambda: WindowDataset(store, window_tokens=4), lambda: PackedSequenceDataset(store, PACKING)):
+    for make in (lambda: WindowDataset(store, seq_len=4), lambda: PackedSequenceDataset(store, PACKING)):
         with pytest.raises(ConfigError, match=r"not parallel.*loss_mask_key=None trains on every token"):
             make()
-    WindowDataset(store, window_tokens=4, loss_mask_key=None)
+    WindowDataset(store, seq_len=4, loss_mask_key=None)
     with pytest.raises(ConfigError, match="no key 'nothing'"):
-        WindowDataset(store, window_tokens=4, loss_mask_key="nothing")
+        WindowDataset(store, seq_len=4, loss_mask_key="nothing")
 
 
 def test_peers_orders_say_that_they_do_not_use_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,7 +228,7 @@ def test_a_share_that_nobody_counted_is_of_a_sample(tmp_path: Path, monkeypatch:
     store, _, marks = chats(tmp_path / "s", 400)
     monkeypatch.setattr(loss_masks, "LOOKED_AT_TOKENS", 6400)
     assert len(marks) > 6400
-    shown = WindowDataset(store, window_tokens=16).describe()
+    shown = WindowDataset(store, seq_len=16).describe()
     assert "about 5" in shown
     assert "(6,400 looked at) supervised by 'loss_mask'" in shown
 
@@ -244,7 +244,7 @@ def test_packs_with_labels_beside_their_tokens(
     """What a model that shifts learns is what ``"next"`` says, but for the tokens that lie in another pack."""
     store, _, _ = chat
     multiple = 1 if strategy == "wrapped" else multiple
-    packing = Packing(max_seq_len=size * multiple, strategy=strategy, over_long="split", segment_multiple=multiple)
+    packing = Packing(seq_len=size * multiple, strategy=strategy, over_long="split", segment_multiple=multiple)
     options: dict[str, Any] = {
         "border_labels": "keep" if keep else "mask",
         **({} if masked else {"loss_mask_key": None}),
@@ -275,12 +275,12 @@ def test_labels_beside_their_tokens_are_told_from_others(tmp_path: Path) -> None
     assert same.recipe == {**following.recipe, "labels": "same"}
     with pytest.raises(ConfigError, match="labels='same'"):
         Blend({"a": same, "b": following}, weights={"a": 1, "b": 1})
-    windows = [WindowDataset(store, window_tokens=8, labels=labels) for labels in ("same", "next")]
+    windows = [WindowDataset(store, seq_len=8, labels=labels) for labels in ("same", "next")]
     with pytest.raises(ConfigError, match="labels='same'"):
         Blend({"a": MapDataset(windows[0], dict), "b": windows[1]}, weights={"a": 1, "b": 1})
     both: Any = "both"
     for make in (
-        lambda: WindowDataset(store, window_tokens=8, labels=both),
+        lambda: WindowDataset(store, seq_len=8, labels=both),
         lambda: PackedSequenceDataset(store, PACKING, labels=both),
     ):
         with pytest.raises(ConfigError, match="labels is 'both'; allowed are 'next', 'same'"):
@@ -300,15 +300,15 @@ def test_a_store_opened_without_its_mask_is_warned_of(tmp_path: Path, caplog: py
     whole = stores.open(tmp_path / "out")
     marks = whole.fetch(0, whole.num_tokens, "loss_mask")
     share = f"{np.count_nonzero(marks) / len(marks):.1%} of the tokens"
-    described = WindowDataset(whole, window_tokens=16).describe()
+    described = WindowDataset(whole, seq_len=16).describe()
     assert described.endswith(f"tokens, {share} supervised by 'loss_mask'")
     assert not caplog.text
     one = stores.open(tmp_path / "out", key="tokens")
     if len(one.keys) == 1:
-        WindowDataset(one, window_tokens=16)
+        WindowDataset(one, seq_len=16)
         assert "was opened without its loss mask" in caplog.text
         caplog.clear()
-        WindowDataset(one, window_tokens=16, loss_mask_key=None)
+        WindowDataset(one, seq_len=16, loss_mask_key=None)
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     result = CliRunner().invoke(main, ["info", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output

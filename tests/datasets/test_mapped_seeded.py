@@ -47,7 +47,7 @@ def idle(sample: Sample) -> Sample:
 
 @pytest.fixture
 def windows(tmp_path: Path) -> WindowDataset:
-    return WindowDataset(corpora.make(tmp_path / "plain", 1, 60).store, window_tokens=16, phase=True)
+    return WindowDataset(corpora.make(tmp_path / "plain", 1, 60).store, seq_len=16, phase=True)
 
 
 def labels(loader: Loader) -> dict[int, list[int]]:
@@ -88,8 +88,8 @@ def test_one_over_the_other_draws_others(windows: WindowDataset) -> None:
 def test_a_trace_finds_what_was_fed(tmp_path: Path) -> None:
     """What varies from epoch to epoch within: the phase of windows, the documents of packs."""
     store = corpora.make(tmp_path / "plain", 1, 80).store
-    packs = PackedSequenceDataset(store, Packing(max_seq_len=64, strategy="best_fit", over_long="split", repack=True))
-    for inner in (WindowDataset(store, window_tokens=16, stride=9, phase=True, document_ids=True), packs):
+    packs = PackedSequenceDataset(store, Packing(seq_len=64, strategy="best_fit", over_long="split", repack=True))
+    for inner in (WindowDataset(store, seq_len=16, stride=9, phase=True, document_ids=True), packs):
         dataset: Dataset = MapDataset(inner, lambda sample, rng: sample, seeded=True)
         run = Run(dataset, global_batch_size=8, order=Order(seed=3), samples=3 * len(dataset))
         place = tmp_path / f"{type(inner).__name__}.json"

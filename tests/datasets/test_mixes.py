@@ -367,7 +367,7 @@ def test_samples_changed_one_by_one() -> None:
 
 
 def test_children_that_cannot_be_mixed(corpus: list[corpora.Corpus]) -> None:
-    windows = WindowDataset(corpus[0].store, window_tokens=5)
+    windows = WindowDataset(corpus[0].store, seq_len=5)
     with pytest.raises(ConfigError, match="must have the same fields"):
         Concat({"a": A, "w": windows})
     with pytest.raises(ConfigError, match="has no '/'"):

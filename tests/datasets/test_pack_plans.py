@@ -29,18 +29,18 @@ from headrace.plan.packing import PackPlan
 from headrace.stores import Store, check_arrays, keep_arrays
 
 PACKINGS = [
-    Packing(max_seq_len=20, over_long="split"),
-    Packing(max_seq_len=20, over_long="split", repack=True),
-    Packing(max_seq_len=20, strategy="wrapped"),
-    Packing(max_seq_len=60, strategy="greedy"),
-    Packing(max_seq_len=1, over_long="split"),  # packs of full pieces alone: arrays without elements
+    Packing(seq_len=20, over_long="split"),
+    Packing(seq_len=20, over_long="split", repack=True),
+    Packing(seq_len=20, strategy="wrapped"),
+    Packing(seq_len=60, strategy="greedy"),
+    Packing(seq_len=1, over_long="split"),  # packs of full pieces alone: arrays without elements
 ]
 
 _MAKE = """
 import sys
 import headrace
 store = headrace.open(sys.argv[1])
-packing = headrace.Packing(max_seq_len=20, over_long="split", repack=True)
+packing = headrace.Packing(seq_len=20, over_long="split", repack=True)
 sys.stdin.readline()
 dataset = headrace.PackedSequenceDataset(store, packing, plan_folder=sys.argv[2])
 print(sum(int(item["input_ids"].sum()) for item in dataset))
@@ -245,7 +245,7 @@ def test_a_plan_that_says_something_else(cached: Path, store: Store) -> None:
     say({**meta, "num_documents": 41})
     with pytest.raises(StoreError, match=r"41 documents .* has 40 of .*; remove it, it is made anew"):
         PackedSequenceDataset(store, PACKINGS[0])
-    for other in ({}, {**meta, "unknown": 1}, {**meta, "packing": {"max_seq_len": 0}}):
+    for other in ({}, {**meta, "unknown": 1}, {**meta, "packing": {"seq_len": 0}}):
         say(other)
         with pytest.raises(StoreError, match=rf"{cached / name}: .*remove it, it is made anew"):
             PackedSequenceDataset(store, PACKINGS[0])
@@ -301,7 +301,7 @@ def test_processes_at_once(store: Store, tmp_path: Path) -> None:
 
 def test_the_errors_of_planning_are_its_own(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with pytest.raises(ConfigError, match="longer than max_seq_len=20"):
-        PackedSequenceDataset(store, Packing(max_seq_len=20), plan_folder=tmp_path / "plans")
+    with pytest.raises(ConfigError, match="longer than seq_len=20"):
+        PackedSequenceDataset(store, Packing(seq_len=20), plan_folder=tmp_path / "plans")
     assert not (tmp_path / "plans").exists()
     assert not caplog.records

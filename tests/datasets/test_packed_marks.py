@@ -57,7 +57,7 @@ def test_labels_are_left_out(marked: Any, packing: Packing, border_labels: Any, 
 
 def test_the_count_of_many_packs(marked: Any) -> None:
     store, documents, marks = marked
-    dataset = PackedSequenceDataset(store, Packing(max_seq_len=5, strategy="wrapped"), loss_mask_key="trained")
+    dataset = PackedSequenceDataset(store, Packing(seq_len=5, strategy="wrapped"), loss_mask_key="trained")
     assert len(dataset) > 200  # they are counted some at a time
     check_samples(dataset, documents, np.arange(len(dataset)), marks=marks)
     assert dataset.count(np.arange(0)).supervised_tokens.tolist() == []
@@ -71,7 +71,7 @@ def test_a_mark_is_of_the_token_that_is_predicted(tmp_path: Path) -> None:
     )
     store = stores.open(tmp_path / "s")
     dataset = PackedSequenceDataset(
-        store, Packing(max_seq_len=4, strategy="greedy", over_long="split"), loss_mask_key="trained"
+        store, Packing(seq_len=4, strategy="greedy", over_long="split"), loss_mask_key="trained"
     )
     assert dataset[0]["labels"].tolist() == [-100, 3, -100, 5], "5 is the label of 4 though it lies in another pack"
     assert dataset[1]["labels"].tolist() == [-100, 7, -100, -100]
@@ -79,6 +79,6 @@ def test_a_mark_is_of_the_token_that_is_predicted(tmp_path: Path) -> None:
 
 def test_an_unknown_key(marked: Any) -> None:
     with pytest.raises(ConfigError, match=r"no key 'mask'; its keys are 'text', 'trained'"):
-        PackedSequenceDataset(marked[0], Packing(max_seq_len=60), loss_mask_key="mask")
+        PackedSequenceDataset(marked[0], Packing(seq_len=60), loss_mask_key="mask")
     with pytest.raises(ConfigError, match="not parallel"):
-        PackedSequenceDataset(marked[0], Packing(max_seq_len=60), loss_mask_key="other")
+        PackedSequenceDataset(marked[0], Packing(seq_len=60), loss_mask_key="other")

@@ -54,7 +54,7 @@ def test_every_field(
 def test_an_example(tmp_path: Path) -> None:
     """Documents of 5, 2 and 3 tokens in packs of 8, each padded to a multiple of 2."""
     corpora.write(tmp_path / "s", [np.arange(10, 15), np.arange(20, 22), np.arange(30, 33)])
-    packing = Packing(max_seq_len=8, segment_multiple=2)
+    packing = Packing(seq_len=8, segment_multiple=2)
     dataset = PackedSequenceDataset(stores.open(str(tmp_path / "s")), packing, padding_idx=9)
     none = -100
     first, second = dataset[0], dataset[1]
@@ -71,13 +71,13 @@ def test_an_example(tmp_path: Path) -> None:
     assert second["input_ids"].tolist() == [30, 31, 32, 9, 9, 9, 9, 9]
     assert second["position_ids"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert second["cu_seqlens"].tolist() == [0, 4, 8]
-    kept = PackedSequenceDataset(dataset.store, Packing(max_seq_len=8), padding_idx=9, border_labels="keep")
+    kept = PackedSequenceDataset(dataset.store, Packing(seq_len=8), padding_idx=9, border_labels="keep")
     assert kept[0]["input_ids"].tolist() == [10, 11, 12, 13, 14, 30, 31, 32]
     assert kept[0]["labels"].tolist() == [11, 12, 13, 14, 30, 31, 32, none]
 
 
 def test_items_own_their_memory(corpus: list[corpora.Corpus]) -> None:
-    dataset = PackedSequenceDataset(corpus[0].store, Packing(max_seq_len=64))
+    dataset = PackedSequenceDataset(corpus[0].store, Packing(seq_len=64))
     before = {name: np.copy(value) for name, value in dataset[1].items()}
     many = dataset.__getitems__([1, 1, -len(dataset) + 1])
     for value in (*dataset[1].values(), *many[0].values()):
@@ -94,7 +94,7 @@ def test_items_own_their_memory(corpus: list[corpora.Corpus]) -> None:
 
 
 def test_rows_of_a_batch_that_others_fill_too(corpus: list[corpora.Corpus]) -> None:
-    dataset = PackedSequenceDataset(corpus[1].store, Packing(max_seq_len=64))
+    dataset = PackedSequenceDataset(corpus[1].store, Packing(seq_len=64))
     wanted = dataset.read(np.array([3, 0, 2]))
     for rows in (np.array([4, 1, 2]), slice(2, 5), slice(0, 6, 2)):
         out = {name: np.full((6, 64), 1, dtype=dtype) for name, (_, dtype) in dataset.fields.items()}
@@ -107,17 +107,17 @@ def test_rows_of_a_batch_that_others_fill_too(corpus: list[corpora.Corpus]) -> N
     assert dataset.read(np.arange(0))["labels"].shape == (0, 64)
 
 
-PACKING = Packing(max_seq_len=20, over_long="split")
+PACKING = Packing(seq_len=20, over_long="split")
 OPTIONS: list[tuple[Packing, dict[str, Any]]] = [
     (PACKING, {}),
-    (Packing(max_seq_len=40, over_long="split"), {}),
-    (Packing(max_seq_len=20, over_long="truncate_left"), {}),
-    (Packing(max_seq_len=20, over_long="truncate_right"), {}),
-    (Packing(max_seq_len=20, over_long="split", strategy="greedy"), {}),
-    (Packing(max_seq_len=20, over_long="split", strategy="best_fit_split"), {}),
-    (Packing(max_seq_len=20, over_long="split", window_documents=7), {}),
-    (Packing(max_seq_len=20, over_long="split", repack=True), {}),
-    (Packing(max_seq_len=20, over_long="split", segment_multiple=2), {}),
+    (Packing(seq_len=40, over_long="split"), {}),
+    (Packing(seq_len=20, over_long="truncate_left"), {}),
+    (Packing(seq_len=20, over_long="truncate_right"), {}),
+    (Packing(seq_len=20, over_long="split", strategy="greedy"), {}),
+    (Packing(seq_len=20, over_long="split", strategy="best_fit_split"), {}),
+    (Packing(seq_len=20, over_long="split", window_documents=7), {}),
+    (Packing(seq_len=20, over_long="split", repack=True), {}),
+    (Packing(seq_len=20, over_long="split", segment_multiple=2), {}),
     (PACKING, {"padding_idx": 1}),
     (PACKING, {"border_labels": "keep"}),
 ]
@@ -137,8 +137,8 @@ def test_recipe_and_fingerprint_tell_every_option(corpus: list[corpora.Corpus], 
 
 
 def test_blends_of_packed_sources_by_samples_and_by_tokens(corpus: list[corpora.Corpus]) -> None:
-    full = PackedSequenceDataset(corpus[0].store, Packing(max_seq_len=60))
-    loose = PackedSequenceDataset(corpus[2].store, Packing(max_seq_len=60, window_documents=2))
+    full = PackedSequenceDataset(corpus[0].store, Packing(seq_len=60))
+    loose = PackedSequenceDataset(corpus[2].store, Packing(seq_len=60, window_documents=2))
     packs = packs_plainly.packs(corpus[2].store.lengths.tolist(), loose.packing)
     tokens = [sum(piece.length for piece in pack) for pack in packs]
     assert loose.num_tokens_per_sample == pytest.approx(np.mean(tokens))
@@ -164,16 +164,16 @@ def test_blends_of_packed_sources_by_samples_and_by_tokens(corpus: list[corpora.
 
 
 def test_packs_of_other_lengths_are_not_stacked(corpus: list[corpora.Corpus]) -> None:
-    one, other = (PackedSequenceDataset(corpus[0].store, Packing(max_seq_len=size)) for size in (60, 61))
+    one, other = (PackedSequenceDataset(corpus[0].store, Packing(seq_len=size)) for size in (60, 61))
     with pytest.raises(ConfigError, match=r"same fields .*input_ids \(60,\) int64.*input_ids \(61,\) int64"):
         Blend({"one": one, "other": other}, weights={"one": 1, "other": 1})
-    windows = WindowDataset(corpus[0].store, window_tokens=60)
+    windows = WindowDataset(corpus[0].store, seq_len=60)
     with pytest.raises(ConfigError, match="same fields"):
         Blend({"packs": one, "windows": windows}, weights={"packs": 1, "windows": 1})
 
 
 def test_epochs_repack_unless_the_order_is_that_of_the_store(corpus: list[corpora.Corpus]) -> None:
-    dataset = PackedSequenceDataset(corpus[2].store, Packing(max_seq_len=12, repack=True))
+    dataset = PackedSequenceDataset(corpus[2].store, Packing(seq_len=12, repack=True))
     size = len(dataset)
     for kind in ("full", "blocks", "none"):
         run = Run(dataset, global_batch_size=size, order=Order(kind=kind, seed=3))  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_it_says_what_is_lost(corpus: list[corpora.Corpus], caplog: pytest.LogCa
     lengths = corpus[0].store.lengths
     for over_long in ("truncate_left", "truncate_right", "drop", "split"):
         caplog.clear()
-        dataset = PackedSequenceDataset(corpus[0].store, Packing(max_seq_len=50, over_long=over_long))  # type: ignore[arg-type]
+        dataset = PackedSequenceDataset(corpus[0].store, Packing(seq_len=50, over_long=over_long))  # type: ignore[arg-type]
         (record,) = caplog.records
         over = lengths[lengths > 50]
         lost = {"drop": over.sum(), "split": 0}.get(over_long, (over - 50).sum())
@@ -208,7 +208,7 @@ def test_it_says_what_is_lost(corpus: list[corpora.Corpus], caplog: pytest.LogCa
 
 
 def test_one_line_and_repr(corpus: list[corpora.Corpus]) -> None:
-    dataset = PackedSequenceDataset(corpus[0].store, Packing(max_seq_len=50, over_long="split"))
+    dataset = PackedSequenceDataset(corpus[0].store, Packing(seq_len=50, over_long="split"))
     lengths = corpus[0].store.lengths
     packs = packs_plainly.packs(lengths.tolist(), dataset.packing)
     some, split = np.count_nonzero(lengths), np.count_nonzero(lengths > 50)
@@ -231,8 +231,8 @@ def test_refused_arguments(corpus: list[corpora.Corpus], tmp_path: Path) -> None
         PackedSequenceDataset(store, PACKING, border_labels="drop")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"no key 'mask'"):
         PackedSequenceDataset(store, PACKING, loss_mask_key="mask")
-    with pytest.raises(ConfigError, match=r"documents are longer than max_seq_len=20"):
-        PackedSequenceDataset(store, Packing(max_seq_len=20))
+    with pytest.raises(ConfigError, match=r"documents are longer than seq_len=20"):
+        PackedSequenceDataset(store, Packing(seq_len=20))
     corpora.write(tmp_path / "empty", [np.zeros(0, np.uint16)])
     with pytest.raises(ConfigError, match=r"empty has no documents to pack into 20 tokens"):
         PackedSequenceDataset(stores.open(str(tmp_path / "empty")), PACKING)
@@ -240,7 +240,7 @@ def test_refused_arguments(corpus: list[corpora.Corpus], tmp_path: Path) -> None
 
 def test_packs_beyond_two_to_the_32(corpus: list[corpora.Corpus]) -> None:
     """Of wrapped ones there can be so many; their numbers are no 32 bits."""
-    dataset = PackedSequenceDataset(corpus[0].store, Packing(max_seq_len=1, strategy="wrapped"))
+    dataset = PackedSequenceDataset(corpus[0].store, Packing(seq_len=1, strategy="wrapped"))
     dataset.plan = plan_packs(np.array([1 << 34, 5]), dataset.packing)
     wanted = np.array([(1 << 32) + 5, (1 << 34) + 2])
     items = dataset.items(dataset.locate(wanted, np.array([2**64 - 1] * 2, dtype=np.uint64)))

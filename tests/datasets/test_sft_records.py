@@ -184,7 +184,7 @@ def test_recipe_tells_what_decides_the_bytes(stores: dict[str, Any]) -> None:
 @pytest.mark.parametrize("layout", ["combined", "keyed"])
 def test_the_same_records_packed(stores: dict[str, Any], layout: str) -> None:
     """Packs of the same store supervise the same tokens, each once."""
-    packed = PackedSequenceDataset(stores[layout], Packing(max_seq_len=64), loss_mask_key="loss_mask")
+    packed = PackedSequenceDataset(stores[layout], Packing(seq_len=64), loss_mask_key="loss_mask")
     run = Run(packed, global_batch_size=4, epochs=1)
     assert run.is_masked
     found: dict[int, list[int]] = {}

@@ -92,7 +92,7 @@ def test_the_source_is_named_in_a_blend(tmp_path: Path) -> None:
 
 def test_packs_with_a_mask_too(tmp_path: Path) -> None:
     store = records_made.store(tmp_path / "s", records([3, 0, 0, 2]))
-    packing = Packing(max_seq_len=10, strategy="greedy")
+    packing = Packing(seq_len=10, strategy="greedy")
     run = Run(
         PackedSequenceDataset(store, packing, loss_mask_key="loss_mask"), global_batch_size=2, order=IN_ORDER, epochs=1
     )

@@ -32,7 +32,7 @@ def store(folder: Path, fingerprint: str, vocab_size: int = 300) -> Path:
 
 
 def windows(folder: Path) -> WindowDataset:
-    return WindowDataset(headrace.open(folder), window_tokens=5)
+    return WindowDataset(headrace.open(folder), seq_len=5)
 
 
 def gpt(folder: Path) -> GPTDataset:

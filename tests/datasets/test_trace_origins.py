@@ -60,7 +60,7 @@ def check_holders(dataset: Dataset, keys: np.ndarray | None) -> None:
 @pytest.mark.parametrize("phase", [False, True])
 def test_windows(corpus: list[corpora.Corpus], stride: int | None, phase: bool) -> None:
     for one in corpus[:3]:
-        dataset = WindowDataset(one.store, window_tokens=17, stride=stride, phase=phase, document_ids=True)
+        dataset = WindowDataset(one.store, seq_len=17, stride=stride, phase=phase, document_ids=True)
         for key in KEYS if phase else KEYS[:1]:
             addresses = dataset.locate(np.arange(len(dataset)), np.full(len(dataset), key))
             shown = dataset.read(addresses)["document_ids"].tolist()
@@ -74,11 +74,11 @@ def test_windows(corpus: list[corpora.Corpus], stride: int | None, phase: bool) 
 
 
 PACKINGS = {
-    "greedy": Packing(max_seq_len=64, strategy="greedy", over_long="truncate_right"),
-    "split": Packing(max_seq_len=20, strategy="best_fit_split"),
-    "repack": Packing(max_seq_len=64, over_long="drop", repack=True),
-    "repack_split": Packing(max_seq_len=20, strategy="best_fit_split", repack=True),
-    "wrapped": Packing(max_seq_len=30, strategy="wrapped"),
+    "greedy": Packing(seq_len=64, strategy="greedy", over_long="truncate_right"),
+    "split": Packing(seq_len=20, strategy="best_fit_split"),
+    "repack": Packing(seq_len=64, over_long="drop", repack=True),
+    "repack_split": Packing(seq_len=20, strategy="best_fit_split", repack=True),
+    "wrapped": Packing(seq_len=30, strategy="wrapped"),
 }
 
 
@@ -126,7 +126,7 @@ def test_records_streams_and_maps(tmp_path: Path) -> None:
     assert mapped.holders(7).tolist() == [7]
     with pytest.raises(ConfigError, match="samples have no keys"):
         mapped.find_key("7")
-    windows = WindowDataset(store, window_tokens=9, document_ids=True)
+    windows = WindowDataset(store, seq_len=9, document_ids=True)
     streams = StreamWindows({"sequence": store}, "seq", window_size=9)
     assert len(streams) == len(windows)
     assert streams.origins(streams.locate(np.arange(9))) == windows.origins(windows.locate(np.arange(9)))
@@ -151,7 +151,7 @@ def test_media(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["windows", "repack"])
 def test_when_a_document_is_seen(corpus: list[corpora.Corpus], order: Any, kind: str) -> None:
     dataset: Dataset = (
-        WindowDataset(corpus[0].store, window_tokens=17, phase=True, document_ids=True)
+        WindowDataset(corpus[0].store, seq_len=17, phase=True, document_ids=True)
         if kind == "windows"
         else PackedSequenceDataset(corpus[0].store, PACKINGS["repack"])
     )
@@ -172,7 +172,7 @@ def test_when_a_document_is_seen(corpus: list[corpora.Corpus], order: Any, kind:
 
 
 def test_a_document_of_many_epochs(corpus: list[corpora.Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(WindowDataset(corpus[0].store, window_tokens=500, phase=True), global_batch_size=5)
+    run = Run(WindowDataset(corpus[0].store, seq_len=500, phase=True), global_batch_size=5)
     document = int(corpus[0].documents[700])
     whole = run.history.sample(".", document=document, until_step=300, limit=2)
     assert whole.count > 100

@@ -47,7 +47,7 @@ def test_every_window_is_its_slice(
     mine = corpus[which]
     positions = data.draw(st.sampled_from(["continue", "restart"]))
     dataset = headrace.WindowDataset(
-        mine.store, window_tokens=window, stride=stride, phase=phase, document_ids=document_ids, position_ids=positions
+        mine.store, seq_len=window, stride=stride, phase=phase, document_ids=document_ids, position_ids=positions
     )
     without = (len(mine.tokens) - window - 1) // stride + 1
     assert len(dataset) in ({without, max(1, without - 1)} if phase else {without})
@@ -69,7 +69,7 @@ def test_every_window_is_its_slice(
 
 
 def test_phases_cover_the_stride_and_keep_the_count(corpus: list[corpora.Corpus]) -> None:
-    dataset = headrace.WindowDataset(corpus[0].store, window_tokens=10, phase=True)
+    dataset = headrace.WindowDataset(corpus[0].store, seq_len=10, phase=True)
     keys = derive_array(1, np.arange(2_000))
     phases = dataset.locate(np.zeros(2_000, dtype=np.int64), keys)
     assert set(phases.tolist()) == set(range(10))
@@ -79,7 +79,7 @@ def test_phases_cover_the_stride_and_keep_the_count(corpus: list[corpora.Corpus]
 
 
 def test_items_are_numpy_and_their_own(corpus: list[corpora.Corpus]) -> None:
-    dataset = headrace.WindowDataset(corpus[0].store, window_tokens=8)
+    dataset = headrace.WindowDataset(corpus[0].store, seq_len=8)
     item = dataset[3]
     assert {name: (value.shape, value.dtype) for name, value in item.items()} == {
         "input_ids": ((8,), np.int64), "labels": ((8,), np.int64), "position_ids": ((8,), np.int64)
@@ -101,7 +101,7 @@ def test_items_are_numpy_and_their_own(corpus: list[corpora.Corpus]) -> None:
 
 def test_torchs_loader_takes_it(corpus: list[corpora.Corpus]) -> None:
     torch = pytest.importorskip("torch")
-    dataset = headrace.WindowDataset(corpus[0].store, window_tokens=8)
+    dataset = headrace.WindowDataset(corpus[0].store, seq_len=8)
     batches = list(torch.utils.data.DataLoader(dataset, batch_size=4))  # type: ignore[arg-type]
     assert torch.cat([batch["input_ids"] for batch in batches]).shape == (len(dataset), 8)
 
@@ -109,24 +109,22 @@ def test_torchs_loader_takes_it(corpus: list[corpora.Corpus]) -> None:
 def test_recipe_tells_what_changes_the_bytes(corpus: list[corpora.Corpus]) -> None:
     store = corpus[0].store
     options = [{}, {"stride": 4}, {"phase": True}, {"document_ids": True}, {"position_ids": "restart"}]
-    prints = {headrace.WindowDataset(store, window_tokens=8, **option).fingerprint for option in options}
-    prints.add(headrace.WindowDataset(store, window_tokens=9).fingerprint)
-    prints.add(headrace.WindowDataset(corpus[1].store, window_tokens=8).fingerprint)
+    prints = {headrace.WindowDataset(store, seq_len=8, **option).fingerprint for option in options}
+    prints.add(headrace.WindowDataset(store, seq_len=9).fingerprint)
+    prints.add(headrace.WindowDataset(corpus[1].store, seq_len=8).fingerprint)
     assert len(prints) == 7
-    assert headrace.WindowDataset(store, window_tokens=8).fingerprint in prints
+    assert headrace.WindowDataset(store, seq_len=8).fingerprint in prints
 
 
 def test_too_short_a_store_is_refused(tmp_path: Path) -> None:
     corpora.write(tmp_path / "tiny", [np.arange(5, dtype=np.uint16)])
     store = headrace.open(str(tmp_path / "tiny"))
-    assert headrace.WindowDataset(store, window_tokens=4)[0]["labels"].tolist() == [1, 2, 3, 4]
+    assert headrace.WindowDataset(store, seq_len=4)[0]["labels"].tolist() == [1, 2, 3, 4]
     with pytest.raises(ConfigError, match=r"5 tokens; a window of 5 and the label .* need 6"):
-        headrace.WindowDataset(store, window_tokens=5)
+        headrace.WindowDataset(store, seq_len=5)
 
 
-@pytest.mark.parametrize(
-    "bad", [{"window_tokens": 0}, {"window_tokens": 4, "stride": 0}, {"window_tokens": 4, "position_ids": "reset"}]
-)
+@pytest.mark.parametrize("bad", [{"seq_len": 0}, {"seq_len": 4, "stride": 0}, {"seq_len": 4, "position_ids": "reset"}])
 def test_bad_options_are_refused(corpus: list[corpora.Corpus], bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         headrace.WindowDataset(corpus[0].store, **bad)  # type: ignore[arg-type]
@@ -134,10 +132,10 @@ def test_bad_options_are_refused(corpus: list[corpora.Corpus], bad: dict[str, ob
 
 def test_a_path_is_not_a_store() -> None:
     with pytest.raises(ConfigError, match="'data/web'; expected an open store"):
-        headrace.WindowDataset("data/web", window_tokens=8)  # type: ignore[arg-type]
+        headrace.WindowDataset("data/web", seq_len=8)  # type: ignore[arg-type]
 
 
 def test_one_line_and_repr(corpus: list[corpora.Corpus]) -> None:
-    dataset = headrace.WindowDataset(corpus[0].store, window_tokens=8, stride=4, phase=True)
+    dataset = headrace.WindowDataset(corpus[0].store, seq_len=8, stride=4, phase=True)
     assert dataset.describe().startswith("windows of 8 tokens every 4, another phase each epoch over ")
     assert "\n" not in repr(dataset)

@@ -71,7 +71,7 @@ def prepare(layout: str, kind: str, more: str = "", count: int = COUNT) -> dict[
 def dataset_of(kind: str, store: Store) -> Dataset:
     collation = headrace.datasets.Collation(multiple_of=4, padding_idx=7)
     if kind == "seq":
-        return headrace.WindowDataset(store, window_tokens=WINDOW)
+        return headrace.WindowDataset(store, seq_len=WINDOW)
     classes = {
         "sft": headrace.SFTDataset,
         "dpo": headrace.PreferenceDataset,
@@ -251,7 +251,7 @@ def test_the_same_conversations_packed() -> None:
     """Each conversation once an epoch, in packs, with the same labels; killed and resumed on other ranks."""
     prepare("messages", "sft")
     store = headrace.open("out")
-    packing = headrace.Packing(max_seq_len=160)
+    packing = headrace.Packing(seq_len=160)
     dataset = headrace.PackedSequenceDataset(store, packing, loss_mask_key="loss_mask")
     run = headrace.Run(dataset, global_batch_size=2, order=headrace.Order(seed=1), epochs=1)
 

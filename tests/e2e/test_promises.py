@@ -153,11 +153,11 @@ def test_ids_beyond_the_vocabulary_are_found_in_every_key_of_ids(store_format: s
 
 
 def datasets(stores: dict[str, headrace.stores.Store]) -> dict[str, Any]:
-    packing = headrace.Packing(max_seq_len=180)
+    packing = headrace.Packing(seq_len=180)
     return {
         "sft": headrace.SFTDataset(stores["sft"]),
         "packed": headrace.PackedSequenceDataset(stores["sft"], packing, loss_mask_key="loss_mask"),
-        "windows": headrace.WindowDataset(stores["sft"], window_tokens=16, position_ids="restart"),
+        "windows": headrace.WindowDataset(stores["sft"], seq_len=16, position_ids="restart"),
         "dpo": headrace.PreferenceDataset(stores["dpo"]),
         "grpo": headrace.GroupDataset(stores["grpo"]),
         "prompt": headrace.PromptDataset(stores["prompt"]),

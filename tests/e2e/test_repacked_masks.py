@@ -30,7 +30,7 @@ def test_masks_go_with_their_documents_in_every_epoch(tmp_path: Path) -> None:
     assert max(Counter(lengths).values()) > 2  # of equal lengths there are some to be exchanged
 
     dataset = headrace.PackedSequenceDataset(
-        store, headrace.Packing(max_seq_len=SIZE, repack=True), loss_mask_key="loss_mask"
+        store, headrace.Packing(seq_len=SIZE, repack=True), loss_mask_key="loss_mask"
     )
     run = headrace.Run(dataset, global_batch_size=3, order=headrace.Order(kind="full", seed=3), epochs=EPOCHS)
     rows = [

@@ -126,7 +126,7 @@ def warm_ranks(warm_torch: warm.Warm, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("warm_ranks")
 def test_killed_and_resumed_training(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo's own training and proof, small; then the same proof over a log with one wrong hash."""
-    settings = Settings(vocab_size=100, window_tokens=8, steps=60, checkpoint_every_steps=3, width=4)
+    settings = Settings(vocab_size=100, seq_len=8, steps=60, checkpoint_every_steps=3, width=4)
     for seed, name in enumerate(WEIGHTS):
         draw = np.random.default_rng(seed)
         corpora.write(tmp_path / name / "text_document", [draw.integers(0, 100, 50) for _ in range(60)])

@@ -64,7 +64,7 @@ def test_flattened_as_theirs(transformers: Any, data: st.DataObject) -> None:
 
 
 @settings(max_examples=cases(40, 1_500), deadline=None)
-@given(st.sampled_from([1, 4]).flatmap(lambda multiple: packs_made.drawn_rows(max_seq_len=12, multiple=multiple)))
+@given(st.sampled_from([1, 4]).flatmap(lambda multiple: packs_made.drawn_rows(seq_len=12, multiple=multiple)))
 def test_packed_batches_as_their_documents(transformers: Any, rows: list[list[packs_made.Piece]]) -> None:
     """A packed batch without its pads is its documents flattened by their collator."""
     batch = {
@@ -91,7 +91,7 @@ def test_packed_batches_as_their_documents(transformers: Any, rows: list[list[pa
 
 
 @settings(max_examples=cases(40, 1_500), deadline=None)
-@given(st.sampled_from([1, 4]).flatmap(lambda multiple: packs_made.drawn_rows(max_seq_len=12, multiple=multiple)))
+@given(st.sampled_from([1, 4]).flatmap(lambda multiple: packs_made.drawn_rows(seq_len=12, multiple=multiple)))
 def test_borders_as_transformers_derives_them(transformers: Any, rows: list[list[packs_made.Piece]]) -> None:
     """Both of its ways, which disagree elsewhere, find our segments: for flash attention, and for masks."""
     batch = packs_made.make(rows, 12)

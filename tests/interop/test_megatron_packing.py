@@ -36,7 +36,7 @@ def megatron() -> Megatron:
 def test_each_rank_holds_the_positions_that_megatron_rotates(tmp_path: Path, megatron: Megatron, cp_size: int) -> None:
     """Megatron picks a rank's rotary positions from whole segments; they must be those of the tokens we hand it."""
     corpus = corpora.make(tmp_path / "store", 1, 60)
-    packing = headrace.Packing(max_seq_len=48 * cp_size, over_long="split", segment_multiple=2 * cp_size)
+    packing = headrace.Packing(seq_len=48 * cp_size, over_long="split", segment_multiple=2 * cp_size)
     run = headrace.Run(headrace.PackedSequenceDataset(corpus.store, packing), global_batch_size=3, samples=9)
     for batch in headrace.Loader(run, micro_batch_size=3, debug=True):
         supervised = 0

@@ -203,7 +203,7 @@ def test_windows_are_megatrons_samples(tmp_path: Path, megatron: Any) -> None:
         starts = np.searchsorted(np.cumsum(indexed.sequence_lengths), np.arange(len(peer) + 1) * 32, side="right")
         begins = np.cumsum(indexed.sequence_lengths) - indexed.sequence_lengths
         peer.sample_index = np.stack([starts, np.arange(len(peer) + 1) * 32 - begins[starts]], axis=1)
-        ours = headrace.WindowDataset(headrace.open(str(tmp_path / "x")), window_tokens=32)
+        ours = headrace.WindowDataset(headrace.open(str(tmp_path / "x")), seq_len=32)
         assert len(ours) == len(peer)
         for i in range(len(peer)):
             sample = peer[i]

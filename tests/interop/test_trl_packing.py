@@ -57,7 +57,7 @@ def ours(lengths: list[int], seq_length: int, strategy: str, batch_size: int | N
     """The same of our plan, every so many documents for themselves; over all without a number."""
     over_long = "truncate_right" if strategy == "best_fit" else "split"
     packing = Packing(
-        max_seq_len=seq_length,
+        seq_len=seq_length,
         strategy=strategy,  # type: ignore[arg-type]
         over_long=over_long,  # type: ignore[arg-type]
         window_documents=batch_size,

@@ -16,7 +16,7 @@ import headrace
 def main(store: str, meeting: str, rank: str, world_size: str, case: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(world_size))
     seed = int(rank) if case == "recipe" else 0
-    data = headrace.WindowDataset(headrace.open(store), window_tokens=8)
+    data = headrace.WindowDataset(headrace.open(store), seq_len=8)
     run = headrace.Run(data, global_batch_size=8, order=headrace.Order(seed=seed))
     ranks = headrace.loader.Ranks(int(rank), int(world_size))
     said: dict[str, object] = {}

@@ -20,7 +20,7 @@ from headrace.plan.segments import context_parallel_indices, context_parallel_or
 from packs_made import Piece
 
 BATCHES = st.tuples(st.integers(1, 10), st.sampled_from([1, 2, 4])).flatmap(
-    lambda size: packs_made.drawn_rows(max_seq_len=size[0] * size[1], multiple=size[1]).map(
+    lambda size: packs_made.drawn_rows(seq_len=size[0] * size[1], multiple=size[1]).map(
         lambda rows: packs_made.make(rows, size[0] * size[1])
     )
 )
@@ -139,7 +139,7 @@ def test_varlen_names() -> None:
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
 def test_parts_of_context_parallel_ranks(cp_size: int, blocks: int, data: st.DataObject) -> None:
     size = 2 * cp_size * blocks
-    rows = data.draw(packs_made.drawn_rows(max_seq_len=size, multiple=2 * cp_size))
+    rows = data.draw(packs_made.drawn_rows(seq_len=size, multiple=2 * cp_size))
     whole = as_torch(packs_made.make(rows, size, step_tokens=1000))
     before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in whole.items()}
     parts = [attention.context_parallel(whole, cp_size, rank) for rank in range(cp_size)]

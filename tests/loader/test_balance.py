@@ -61,8 +61,8 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
         "sft": SFTDataset(sft, collation),
         "more": SFTDataset(records_made.store(folder / "more", records_made.sft(2, 40), "keyed"), collation),
         "dpo": PreferenceDataset(records_made.store(folder / "dpo", records_made.preferences(2, COUNT)), collation),
-        "packs": PackedSequenceDataset(sft, Packing(max_seq_len=64), padding_idx=0, loss_mask_key="loss_mask"),
-        "windows": WindowDataset(sft, window_tokens=16),
+        "packs": PackedSequenceDataset(sft, Packing(seq_len=64), padding_idx=0, loss_mask_key="loss_mask"),
+        "windows": WindowDataset(sft, seq_len=16),
     }
 
 
@@ -257,7 +257,7 @@ def test_what_packs_cost(datasets: dict[str, Dataset]) -> None:
 
 def test_lengths_that_are_given_are_by_source_and_sample(datasets: dict[str, Dataset]) -> None:
     """Also of samples that have none of their own."""
-    data = {"a": datasets["windows"], "b": WindowDataset(datasets["sft"].store, window_tokens=16, stride=5)}  # type: ignore[attr-defined]
+    data = {"a": datasets["windows"], "b": WindowDataset(datasets["sft"].store, seq_len=16, stride=5)}  # type: ignore[attr-defined]
     run = Run(Blend(data, weights={"a": 1, "b": 1}), global_batch_size=24, order=Order(seed=2))
     rng = np.random.default_rng(0)
     given = {name: rng.integers(1, 1_000, len(one)) for name, one in data.items()}

@@ -40,7 +40,7 @@ def numbers(weights: list[int], **options: Any) -> Run:
 
 def windows(corpus: list[corpora.Corpus], **options: Any) -> Run:
     """A run over a blend of two small stores."""
-    data = {name: WindowDataset(one.store, window_tokens=8) for name, one in zip("ab", corpus, strict=False)}
+    data = {name: WindowDataset(one.store, seq_len=8) for name, one in zip("ab", corpus, strict=False)}
     given = {"global_batch_size": 8, "order": Order(seed=1), **options}
     return Run(Blend(data, weights={"a": 1, "b": 1}), **given)
 
@@ -128,7 +128,7 @@ def test_the_steps_are_as_they_were(corpus: list[corpora.Corpus]) -> None:
 
 
 def test_what_is_not_drawn_has_the_format_of_before(corpus: list[corpora.Corpus]) -> None:
-    one = WindowDataset(corpus[0].store, window_tokens=8)
+    one = WindowDataset(corpus[0].store, seq_len=8)
     several = windows(corpus).data
     assert isinstance(several, Blend)
     for run in (
@@ -193,7 +193,7 @@ def test_chains_within_steps_of_a_run_that_is_made_longer(corpus: list[corpora.C
     """Each life has ranks, a micro-batch and a length of its own, and some are balanced: every position once."""
     size = data.draw(st.integers(2, 24))
     block = data.draw(st.sampled_from([1, 1, 4]))
-    children = {name: WindowDataset(one.store, window_tokens=8) for name, one in zip("ab", corpus, strict=False)}
+    children = {name: WindowDataset(one.store, seq_len=8) for name, one in zip("ab", corpus, strict=False)}
     mix = BlendDataset(children, weights={"a": 2, "b": 1}, block_samples=block)
     costs = {name: np.arange(len(child)) * 7 % 11 for name, child in children.items()}
     length = data.draw(st.integers(1, 40))
@@ -239,7 +239,7 @@ def test_a_state_says_how_a_short_last_step_was_drawn(corpus: list[corpora.Corpu
         found.append(loader.state_dict().get("drawn_to"))
     assert found == [None] * 8 + [[13]] * 5
     state = loader.state_dict()
-    single = Run(WindowDataset(corpus[0].store, window_tokens=8), global_batch_size=8)
+    single = Run(WindowDataset(corpus[0].store, seq_len=8), global_batch_size=8)
     other = Loader(single, micro_batch_size=1, ranks=Ranks())
     state["recipe"] = other.state_dict()["recipe"]
     with pytest.raises(StateError, match="this run draws no slots"):
@@ -256,7 +256,7 @@ def test_a_number_of_samples_within_a_step_says_not_which(corpus: list[corpora.C
 
 
 def test_blocks_stay_together(corpus: list[corpora.Corpus]) -> None:
-    data = {name: WindowDataset(one.store, window_tokens=8) for name, one in zip("ab", corpus, strict=False)}
+    data = {name: WindowDataset(one.store, seq_len=8) for name, one in zip("ab", corpus, strict=False)}
     mix = BlendDataset(data, weights={"a": 1, "b": 1}, block_samples=4)
     run = Run(mix, global_batch_size=[(0, 18), (3, 30)], order=Order(seed=1))
     for micro, world_size in ((1, 2), (2, 3)):

@@ -54,7 +54,7 @@ def logits(batch: dict[str, Any], attend: Attention) -> Tensor:
 
 def drawn(data: st.DataObject, *, multiple: int, max_rows: int = 3) -> tuple[list[list[Piece]], int]:
     size = multiple * data.draw(st.integers(2, 12 if multiple == 1 else 4))
-    rows = packs_made.drawn_rows(max_seq_len=size, multiple=multiple, vocabulary=VOCABULARY, max_rows=max_rows)
+    rows = packs_made.drawn_rows(seq_len=size, multiple=multiple, vocabulary=VOCABULARY, max_rows=max_rows)
     return data.draw(rows.filter(lambda rows: any(rows))), size
 
 
@@ -179,7 +179,7 @@ def test_the_loaders_step_is_the_loss_of_its_documents(
     lengths = [5, 1, 12, 3, 30, 0, 7, 2, 9, 17, 4, 6, 11]
     documents = [rng.integers(0, VOCABULARY, length).astype(np.uint16) for length in lengths]
     corpora.write(tmp_path / "store", documents)
-    packing = Packing(max_seq_len=12 * cp_size, over_long="split", segment_multiple=2 * cp_size if cp_size > 1 else 1)
+    packing = Packing(seq_len=12 * cp_size, over_long="split", segment_multiple=2 * cp_size if cp_size > 1 else 1)
     dataset = PackedSequenceDataset(headrace.open(str(tmp_path / "store")), packing)
     run = Run(dataset, global_batch_size=6, order=Order(seed=4), epochs=1)
     iterators = [

@@ -24,7 +24,7 @@ READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=
 
 @pytest.fixture
 def run(corpus: list[corpora.Corpus]) -> Run:
-    return Run(WindowDataset(corpus[0].store, window_tokens=8, stride=3), global_batch_size=12, order=Order(seed=3))
+    return Run(WindowDataset(corpus[0].store, seq_len=8, stride=3), global_batch_size=12, order=Order(seed=3))
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
@@ -110,11 +110,9 @@ def test_another_run_is_refused_by_field(run: Run, corpus: list[corpora.Corpus],
         "order.seed: 4 here, 3 in the saved recipe": Run(run.data, global_batch_size=12, order=Order(seed=4)),
         "batch.pieces[0][1]: 24 here, 12": Run(run.data, global_batch_size=24, order=Order(seed=3)),
         "window_tokens: 9 here, 8": Run(
-            WindowDataset(corpus[0].store, window_tokens=9, stride=3), global_batch_size=12, order=Order(seed=3)
+            WindowDataset(corpus[0].store, seq_len=9, stride=3), global_batch_size=12, order=Order(seed=3)
         ),
-        "store: ": Run(
-            WindowDataset(corpus[1].store, window_tokens=8, stride=3), global_batch_size=12, order=Order(seed=3)
-        ),
+        "store: ": Run(WindowDataset(corpus[1].store, seq_len=8, stride=3), global_batch_size=12, order=Order(seed=3)),
         "blend.children": Run(
             Blend({"a": run.datasets[0]}, weights={"a": 1}), global_batch_size=12, order=Order(seed=3)
         ),

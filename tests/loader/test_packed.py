@@ -23,7 +23,7 @@ from headrace import (
 from headrace.loader import Ranks, Reading, collating
 from headrace.plan.packed_check import check_step
 
-PACKING = Packing(max_seq_len=24, over_long="split")
+PACKING = Packing(seq_len=24, over_long="split")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_debug_mode_refuses_a_batch_that_contradicts_itself(run: Run, monkeypatc
 
 
 def test_windows_have_none_of_this(corpus: list[corpora.Corpus]) -> None:
-    run = Run(WindowDataset(corpus[0].store, window_tokens=8), global_batch_size=4)
+    run = Run(WindowDataset(corpus[0].store, seq_len=8), global_batch_size=4)
     assert not run.is_packed
     assert run.ledgers == {}
     batch = next(iter(Loader(run, micro_batch_size=4, debug=True)))

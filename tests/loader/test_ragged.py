@@ -269,7 +269,7 @@ def test_a_dataloader_of_your_own(datasets: dict[str, RecordDataset], workers: i
 
 
 def test_what_is_not_for_records(datasets: dict[str, RecordDataset], tmp_path: Path) -> None:
-    windows = WindowDataset(records_made.store(tmp_path / "s", records_made.sft(1, 9)), window_tokens=4)
+    windows = WindowDataset(records_made.store(tmp_path / "s", records_made.sft(1, 9)), seq_len=4)
     with pytest.raises(ConfigError, match="bucketing is for records"):
         Run(windows, global_batch_size=2, bucketing=Bucketing())
     with pytest.raises(ConfigError, match="expected a Bucketing"):

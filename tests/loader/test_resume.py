@@ -39,7 +39,7 @@ def packings(draw: st.DrawFn) -> Packing:
     strategy = draw(st.sampled_from(["greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"]))
     cuts = strategy in ("best_fit_split", "wrapped")
     return Packing(
-        max_seq_len=PACK,
+        seq_len=PACK,
         strategy=strategy,
         over_long="split" if cuts else draw(st.sampled_from(["split", "truncate_left", "drop"])),
         window_documents=None if strategy == "wrapped" else draw(st.sampled_from([None, 7])),
@@ -60,7 +60,7 @@ def datas(draw: st.DrawFn, corpus: list[corpora.Corpus], packs: bool, depth: int
             return packed(corpus, draw)
         return WindowDataset(
             draw(st.sampled_from(corpus)).store,
-            window_tokens=WINDOW,
+            seq_len=WINDOW,
             stride=draw(st.sampled_from([None, 1, 5, 40])),
             phase=draw(st.booleans()),
             document_ids=True,
@@ -237,7 +237,7 @@ def test_chains_of_kills_equal_the_uninterrupted_run(
 def test_a_whole_run_ends_exactly(corpus: list[corpora.Corpus]) -> None:
     """Two epochs over three sources on uneven ranks: every sample of every source twice, then the end, for good."""
     mix = Blend(
-        {name: WindowDataset(one.store, window_tokens=WINDOW) for name, one in zip("abc", corpus, strict=False)},
+        {name: WindowDataset(one.store, seq_len=WINDOW) for name, one in zip("abc", corpus, strict=False)},
         repeats={"a": 1, "b": 2, "c": 0.5},
     )
     run = Run(mix, global_batch_size=16, epochs=2)
@@ -259,7 +259,7 @@ def test_a_whole_run_ends_exactly(corpus: list[corpora.Corpus]) -> None:
 
 def test_longer_run_keeps_its_prefix(corpus: list[corpora.Corpus]) -> None:
     """Extending a run changes no step so far, and a state of the shorter run loads into the longer one."""
-    data = WindowDataset(corpus[0].store, window_tokens=WINDOW)
+    data = WindowDataset(corpus[0].store, seq_len=WINDOW)
     short, longer = (Run(data, global_batch_size=8, epochs=epochs) for epochs in (1, 3))
     loader = Loader(short, micro_batch_size=8)
     for _ in loader:
@@ -274,7 +274,7 @@ def test_longer_run_keeps_its_prefix(corpus: list[corpora.Corpus]) -> None:
 
 
 def test_validation_is_every_sample_once_in_order(corpus: list[corpora.Corpus]) -> None:
-    data = WindowDataset(corpus[1].store, window_tokens=WINDOW)
+    data = WindowDataset(corpus[1].store, seq_len=WINDOW)
     for world_size in (1, 2, 5, 16):
         run = Run.validation(data, global_batch_size=32)
         loaders = [
@@ -293,7 +293,7 @@ def test_validation_is_every_sample_once_in_order(corpus: list[corpora.Corpus]) 
 
 
 def test_validation_resumes_once_and_then_restarts(corpus: list[corpora.Corpus]) -> None:
-    run = Run.validation(WindowDataset(corpus[0].store, window_tokens=WINDOW), global_batch_size=8)
+    run = Run.validation(WindowDataset(corpus[0].store, seq_len=WINDOW), global_batch_size=8)
     loader = Loader(run, micro_batch_size=8, restart=True)
     next(iter(loader))
     resumed = Loader(run, micro_batch_size=4, restart=True)
@@ -303,7 +303,7 @@ def test_validation_resumes_once_and_then_restarts(corpus: list[corpora.Corpus])
 
 
 def test_steps_as_numpy_are_what_the_loader_gives(corpus: list[corpora.Corpus]) -> None:
-    run = Run(WindowDataset(corpus[0].store, window_tokens=WINDOW), global_batch_size=[(0, 3), (2, 5)], epochs=1)
+    run = Run(WindowDataset(corpus[0].store, seq_len=WINDOW), global_batch_size=[(0, 3), (2, 5)], epochs=1)
     batches = iter(Loader(run, micro_batch_size=5))
     assert run.num_steps is not None
     for step in range(run.num_steps):

@@ -19,7 +19,7 @@ from headrace.plan.recipe import RunRecipe
 
 @pytest.fixture
 def windows(tmp_path: Path) -> WindowDataset:
-    return WindowDataset(corpora.make(tmp_path / "plain", 1, 60).store, window_tokens=16)
+    return WindowDataset(corpora.make(tmp_path / "plain", 1, 60).store, seq_len=16)
 
 
 def test_the_wrong_thing_is_said_in_a_line(windows: WindowDataset) -> None:
@@ -90,14 +90,14 @@ def test_an_ended_loader_does_not_give_empty_epochs(windows: WindowDataset) -> N
 
 def test_packs_under_torchs_loader(tmp_path: Path) -> None:
     store = records_made.store(tmp_path / "s", records_made.sft(3, 60))
-    packed = PackedSequenceDataset(store, Packing(max_seq_len=64, strategy="best_fit_split"))
+    packed = PackedSequenceDataset(store, Packing(seq_len=64, strategy="best_fit_split"))
     run = Run(packed, global_batch_size=4, order=Order(kind="none"), epochs=1)
     theirs: Any = torch.utils.data.DataLoader(packed, batch_size=4, collate_fn=collate_fn(packed))  # type: ignore[arg-type]
     for ours, batch in zip(Loader(run, micro_batch_size=4), theirs, strict=True):
         assert set(ours) - set(batch) == {"sample_positions", "step_supervised_tokens"}
         for name, value in batch.items():
             assert np.array_equal(value, ours[name]), name
-    windows = WindowDataset(store, window_tokens=16)
+    windows = WindowDataset(store, seq_len=16)
     batch = next(iter(torch.utils.data.DataLoader(windows, batch_size=4, collate_fn=collate_fn(windows))))  # type: ignore[arg-type]
     assert batch["input_ids"].shape == batch["position_ids"].shape == (4, 16)
     assert batch["num_supervised_tokens"] == int((batch["labels"] != -100).sum())

@@ -17,10 +17,10 @@ from headrace.plan.packing.first_fit import next_fit
 MODULE = importlib.import_module("headrace.plan.packing.first_fit")
 
 
-def naive(lengths: list[int], max_seq_len: int) -> list[int]:
+def naive(lengths: list[int], seq_len: int) -> list[int]:
     bounds, held = [0], 0
     for document, length in enumerate(lengths):
-        if held + length > max_seq_len:
+        if held + length > seq_len:
             bounds.append(document)
             held = 0
         held += length
@@ -29,21 +29,21 @@ def naive(lengths: list[int], max_seq_len: int) -> list[int]:
 
 @st.composite
 def documents(draw: st.DrawFn) -> tuple[list[int], int]:
-    max_seq_len = draw(st.one_of(st.integers(1, 20), st.just(2**40)))
-    shortest = draw(st.sampled_from([0, max_seq_len // 2, max_seq_len]))
-    some = st.one_of(st.just(0), st.integers(shortest, max_seq_len))
-    return draw(st.lists(some, max_size=60)), max_seq_len
+    seq_len = draw(st.one_of(st.integers(1, 20), st.just(2**40)))
+    shortest = draw(st.sampled_from([0, seq_len // 2, seq_len]))
+    some = st.one_of(st.just(0), st.integers(shortest, seq_len))
+    return draw(st.lists(some, max_size=60)), seq_len
 
 
 @settings(max_examples=cases(60, 5_000), deadline=None)
 @given(documents(), st.integers(1, 9))
 def test_it_is_the_plain_loop_for_any_chunk(drawn: tuple[list[int], int], chunk: int) -> None:
-    lengths, max_seq_len = drawn
+    lengths, seq_len = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MODULE, "_CHUNK", chunk)
-        bounds = next_fit(np.array(lengths, dtype=np.int64), max_seq_len)
+        bounds = next_fit(np.array(lengths, dtype=np.int64), seq_len)
     assert bounds.dtype == np.int64
-    assert bounds.tolist() == naive(lengths, max_seq_len)
+    assert bounds.tolist() == naive(lengths, seq_len)
 
 
 def test_many_documents_over_many_chunks() -> None:
@@ -77,5 +77,5 @@ def test_a_length_out_of_range_is_named(wrong: int) -> None:
     lengths[0] = 8
     with pytest.raises(ConfigError, match=rf"document 30001 has {wrong} tokens, allowed are 0 to 8"):
         next_fit(lengths, 8)
-    with pytest.raises(ConfigError, match="max_seq_len is at least 1, found 0"):
+    with pytest.raises(ConfigError, match="seq_len is at least 1, found 0"):
         next_fit(lengths, 0)

@@ -17,7 +17,7 @@ from packs_made import Batch, Piece
 
 SIZES = st.tuples(st.integers(1, 8), st.sampled_from([1, 1, 2]))
 BATCHES = SIZES.flatmap(
-    lambda size: packs_made.drawn_rows(max_seq_len=size[0] * size[1], multiple=size[1], vocabulary=4).map(
+    lambda size: packs_made.drawn_rows(seq_len=size[0] * size[1], multiple=size[1], vocabulary=4).map(
         lambda rows: packs_made.make(rows, size[0] * size[1])
     )
 )

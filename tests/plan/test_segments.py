@@ -14,7 +14,7 @@ from headrace.plan import segments
 from packs_made import Piece
 
 BATCHES = st.tuples(st.integers(1, 12), st.sampled_from([1, 2, 4])).flatmap(
-    lambda size: packs_made.drawn_rows(max_seq_len=size[0] * size[1], multiple=size[1]).map(
+    lambda size: packs_made.drawn_rows(seq_len=size[0] * size[1], multiple=size[1]).map(
         lambda rows: packs_made.make(rows, size[0] * size[1])
     )
 )

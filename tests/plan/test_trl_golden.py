@@ -18,7 +18,7 @@ GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden" 
 def test_packs_and_their_order(case: dict[str, Any]) -> None:
     is_split = case["strategy"] == "bfd_split"
     packing = Packing(
-        max_seq_len=case["seq_length"],
+        seq_len=case["seq_length"],
         strategy="best_fit_split" if is_split else "best_fit",
         over_long="split" if is_split else "truncate_right",
         window_documents=case["batch_size"] if case["batch_size"] < len(case["lengths"]) else None,

@@ -200,9 +200,9 @@ def test_datasets_over_it(tmp_path: Path) -> None:
         values=("loss_mask",),
     )
     store = headrace.open(folder)
-    windows = headrace.WindowDataset(store, window_tokens=4)
+    windows = headrace.WindowDataset(store, seq_len=4)
     assert [sample["input_ids"].tolist() for sample in (windows[0], windows[1])] == [[1, 2, 3, 4], [5, 6, 7, 8]]
-    packed = headrace.PackedSequenceDataset(store, headrace.Packing(max_seq_len=8), loss_mask_key="loss_mask")
+    packed = headrace.PackedSequenceDataset(store, headrace.Packing(seq_len=8), loss_mask_key="loss_mask")
     for number in range(len(packed)):
         sample = packed[number]
         trained = sample["labels"][sample["loss_mask"]]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FOR_TOKENS: Final = (
-    *("tokenizer", "max_seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack", "key"),
+    *("tokenizer", "seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack", "key"),
     *("plan_folder", "dialect", "documents"),
 )
 _FOR_SAMPLES: Final = ("decode", "quarantine", "workers", "split_part", "split_config", "dataset_config")
@@ -162,7 +162,7 @@ FAULTY = 1
 @click.command(cls=Command, name="check", short_help="Check that a store is whole.")
 @click.argument("path", metavar="PATH")
 @click.option("--tokenizer", metavar="PATH", help="Check ids against its vocabulary, not the manifest's.")
-@click.option("--pack", "max_seq_len", metavar="N", type=int, help="Then make packs of N tokens, and check them.")
+@click.option("--pack", "seq_len", metavar="N", type=int, help="Then make packs of N tokens, and check them.")
 @click.option("--pack-strategy", "strategy", metavar="NAME", help="Strategy of the packs; best_fit.")
 @click.option("--pack-over-long", "over_long", metavar="NAME", help="What a document longer than N becomes; an error.")
 @click.option("--pack-window", "window_documents", metavar="N", type=int, help="Pack every N documents by themselves.")
@@ -266,7 +266,7 @@ def command(
 def _packing(given: dict[str, Any], *, key: str | None, plan_folder: str | None) -> Packing | None:
     """How to pack, with the defaults of `Packing` where nothing is said; None: not at all."""
     said = {name: value for name, value in given.items() if value is not None}
-    if "max_seq_len" not in said:
+    if "seq_len" not in said:
         if said or key is not None or plan_folder is not None:
             raise ConfigError("options of packs need the length of a pack: say --pack N too")
         return None
@@ -288,7 +288,7 @@ def summary(verdict: Verdict, packs: PackVerdict | None, num_problems: int, elap
         ledger, packing = packs.ledger, packs.packing
         where = "" if packs.kept_plan is None else f", by the plan in {packs.kept_plan}"
         lines.append(
-            f"{verdict.path}: {plural(packs.packs, 'pack')} of {plural(packing.max_seq_len, 'token')} right "
+            f"{verdict.path}: {plural(packs.packs, 'pack')} of {plural(packing.seq_len, 'token')} right "
             f"({packing.strategy}): fill {ledger.fill:.3%}, {count(ledger.split_documents)} split, "
             f"{ledger.lost_share:.2%} of the tokens lost{where}"
         )

@@ -98,16 +98,16 @@ def _print_samples(found: SampleDescription, *, as_json: bool) -> None:
     print_report(description_lines(found))
 
 
-def _pack_figures(path: str, max_seq_lens: tuple[int, ...], key: str | None, options: IndexedOptions) -> PackFigures:
+def _pack_figures(path: str, seq_lens: tuple[int, ...], key: str | None, options: IndexedOptions) -> PackFigures:
     from headrace.inspect.description import pack_figures
 
     with ProgressBar(quiet=False) as bar:
 
-        def show(max_seq_len: int, done: int, num_documents: int) -> None:
+        def show(seq_len: int, done: int, num_documents: int) -> None:
             text = f"{count(done)} of {count(num_documents)} documents"
-            bar.update(f"packs of {count(max_seq_len)}", done, num_documents, text=text)
+            bar.update(f"packs of {count(seq_len)}", done, num_documents, text=text)
 
-        return pack_figures(path, max_seq_lens, key=key, on_documents=show, options=options)
+        return pack_figures(path, seq_lens, key=key, on_documents=show, options=options)
 
 
 def report(description: Description) -> list[str]:

@@ -284,7 +284,7 @@ def _packing(pack: int | None, strategy: str | None) -> Packing | None:
     name = strategy or "best_fit"
     # As in `headrace info --pack`: what does not cut truncates.
     cuts = name in ("best_fit_split", "wrapped")
-    return Packing(max_seq_len=pack, strategy=name, over_long="error" if cuts else "truncate_right")  # type: ignore[arg-type]  # checked there
+    return Packing(seq_len=pack, strategy=name, over_long="error" if cuts else "truncate_right")  # type: ignore[arg-type]  # checked there
 
 
 def check_page_name(name: str) -> None:

@@ -136,7 +136,7 @@ def wrong_data(what: str, found: object) -> str:
     """The words for something in the place of a dataset or a mix; a store is what is given most often."""
     message = f"{what} is {found!r:.80}; expected a dataset, or a mix of them"
     if isinstance(found, Store):
-        message += ": cut the store into samples, as headrace.WindowDataset(store, window_tokens=2048)"
+        message += ": cut the store into samples, as headrace.WindowDataset(store, seq_len=2048)"
     elif isinstance(found, SampleStore):
         message += ": make samples of the store, headrace.MediaDataset.of(store)"
     elif isinstance(found, str | PathLike):

@@ -122,7 +122,7 @@ _log = logging.getLogger("headrace")
 class PackedSequenceDataset(Dataset):
     """Sample i is pack i of a plan over the lengths of a store's documents.
 
-    Fields, each (max_seq_len,):
+    Fields, each (seq_len,):
 
     - ``input_ids`` int64: documents one after another, then pads of ``padding_idx``;
     - ``labels`` int64: for each token the next one of its document; -100 where there is none (the last token of a
@@ -134,7 +134,7 @@ class PackedSequenceDataset(Dataset):
     - ``document_ids`` int64: the store's number of each token's document, -1 at pads.
 
     Items have besides ``seq_lens`` (segments,) int32, ``cu_seqlens`` (segments + 1,) int32, their prefix sums from 0 to
-    max_seq_len, and ``max_seqlen``, an int.
+    seq_len, and ``max_seqlen``, an int.
 
     A piece of a document that was cut has the document's next token as the label of its last one: nothing is lost. With
     ``labels="same"`` that label has no place, and each cut costs one.
@@ -171,7 +171,7 @@ class PackedSequenceDataset(Dataset):
         if not isinstance(store, Store):
             raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
         if not isinstance(packing, Packing):
-            raise ConfigError(f"packing is {packing!r}; expected a Packing, as headrace.Packing(max_seq_len=4096)")
+            raise ConfigError(f"packing is {packing!r}; expected a Packing, as headrace.Packing(seq_len=4096)")
         if border_labels not in ("mask", "keep"):
             raise ConfigError(f"border_labels is {border_labels!r}; allowed are 'mask', 'keep'")
         self.store = store
@@ -184,10 +184,10 @@ class PackedSequenceDataset(Dataset):
         self._lengths = StoreLengths(store)
         self.plan = make_plan(store, self._lengths, packing, None if plan_folder is None else Path(plan_folder))
         if not len(self.plan):
-            raise ConfigError(f"{store.path} has no documents to pack into {packing.max_seq_len:,} tokens")
-        self._ranges = Ranges(packing.max_seq_len)
+            raise ConfigError(f"{store.path} has no documents to pack into {packing.seq_len:,} tokens")
+        self._ranges = Ranges(packing.seq_len)
         self._number_dtype = np.int32 if store.num_documents < 1 << 31 else np.int64
-        self._pad = np.zeros(packing.max_seq_len, dtype=store.dtypes[store.keys[0]])
+        self._pad = np.zeros(packing.seq_len, dtype=store.dtypes[store.keys[0]])
         self._say()
 
     def _say(self) -> None:
@@ -200,9 +200,9 @@ class PackedSequenceDataset(Dataset):
         return len(self.plan)
 
     @property
-    def max_seq_len(self) -> int:
+    def seq_len(self) -> int:
         """Tokens of a sample, pads included."""
-        return self.packing.max_seq_len
+        return self.packing.seq_len
 
     @property
     def ledger(self) -> PackingLedger:
@@ -213,7 +213,7 @@ class PackedSequenceDataset(Dataset):
     def fields(self) -> Fields:
         """Name -> (shape, dtype)."""
         dtypes = dict.fromkeys(("input_ids", "labels", "position_ids", "document_ids"), _INT64)
-        return {name: ((self.max_seq_len,), dtype) for name, dtype in {**dtypes, "loss_mask": _BOOL}.items()}
+        return {name: ((self.seq_len,), dtype) for name, dtype in {**dtypes, "loss_mask": _BOOL}.items()}
 
     @property
     def is_packed(self) -> bool:
@@ -316,7 +316,7 @@ class PackedSequenceDataset(Dataset):
         items = self.items(addresses)
         packing = self.packing
         layout = PackedRows.of(
-            items.offsets, items.lengths, row_tokens=self.max_seq_len, segment_multiple=packing.segment_multiple
+            items.offsets, items.lengths, row_tokens=self.seq_len, segment_multiple=packing.segment_multiple
         )
         flat = {name: values.reshape(-1) for name, values in out.items()}
         ids, labels, mask = flat["input_ids"], flat["labels"], flat["loss_mask"]
@@ -360,7 +360,7 @@ class PackedSequenceDataset(Dataset):
         marks = self.store.buffers(items.starts, items.lengths, key)
         # A label is the token after its own, and it is that token's mark that counts.
         wanted = np.zeros(len(mask), dtype=bool)
-        wanted[:-1] = layout.concatenate(marks, np.zeros(self.max_seq_len, self.store.dtypes[key]))[1:] != 0
+        wanted[:-1] = layout.concatenate(marks, np.zeros(self.seq_len, self.store.dtypes[key]))[1:] != 0
         going_on = np.flatnonzero(items.continues)
         if len(going_on):
             after = items.starts[going_on] + items.lengths[going_on]
@@ -382,7 +382,7 @@ class PackedSequenceDataset(Dataset):
             trained = np.diff(_prefix_sums(marks[:-1])[sums]) - marks[sums[:-1]]
             supervised = trained + self._marks_after(self.loss_mask_key, items, marks[sums[:-1]]) * labelled
         return Counts(
-            tokens, np.diff(_prefix_sums(supervised)[items.offsets]), self.max_seq_len - tokens, np.diff(items.offsets)
+            tokens, np.diff(_prefix_sums(supervised)[items.offsets]), self.seq_len - tokens, np.diff(items.offsets)
         )
 
     def _labelled(self, items: PackItems) -> NDArray[np.bool_]:
@@ -418,7 +418,7 @@ class PackedSequenceDataset(Dataset):
         labels = ", labels beside their own tokens" if self.labels == "same" else ""
         local = "" if packing.window_documents is None else f" by windows of {packing.window_documents:,} documents"
         return (
-            f"packs of {self.max_seq_len:,} tokens ({packing.strategy}{local}): {packed:,} documents, "
+            f"packs of {self.seq_len:,} tokens ({packing.strategy}{local}): {packed:,} documents, "
             f"{packed / len(self):,.1f} a pack, fill {ledger.fill:.2%}, "
             f"{ledger.split_documents:,} documents split, {ledger.lost_share:.2%} of the tokens lost{labels}"
             f"{shown_mask(self.store, self.loss_mask_key)}"

@@ -20,15 +20,15 @@ _INT64 = np.dtype(np.int64)
 
 
 class WindowDataset(Dataset):
-    """Sample i is the ``window_tokens`` tokens from ``i * stride`` on, with the next token of each as its label.
+    """Sample i is the ``seq_len`` tokens from ``i * stride`` on, with the next token of each as its label.
 
-    Fields, each (window_tokens,) int64:
+    Fields, each (seq_len,) int64:
 
-    - ``input_ids``: tokens ``[i * stride, i * stride + window_tokens)`` of the stream, documents one after another;
+    - ``input_ids``: tokens ``[i * stride, i * stride + seq_len)`` of the stream, documents one after another;
     - ``labels``: the same, one token later, and -100 where the store's loss mask is 0 for the token that is to be
       predicted. With ``labels="same"`` a label is the token beside it, as Hugging Face's models want it, which shift by
       themselves; the first of a window is -100, since nothing predicts it;
-    - ``position_ids``: 0 .. window_tokens - 1, or from 0 again at each document with ``position_ids="restart"``;
+    - ``position_ids``: 0 .. seq_len - 1, or from 0 again at each document with ``position_ids="restart"``;
     - ``document_ids``: with ``document_ids=True``, the store's number of the document that each input token is of.
 
     With ``phase=True`` each epoch cuts the stream at another offset, drawn in [0, stride), so that the borders of
@@ -43,7 +43,7 @@ class WindowDataset(Dataset):
     are counted, and batches of a loader have ``num_supervised_tokens`` and ``step_supervised_tokens``.
 
     Raises:
-        ConfigError: a size is below 1, the store has fewer than ``window_tokens + 1`` tokens, no such key, or a mask
+        ConfigError: a size is below 1, the store has fewer than ``seq_len + 1`` tokens, no such key, or a mask
             that has not one value for each token.
     """
 
@@ -51,7 +51,7 @@ class WindowDataset(Dataset):
         self,
         store: Store,
         *,
-        window_tokens: int,
+        seq_len: int,
         stride: int | None = None,
         phase: bool = False,
         document_ids: bool = False,
@@ -61,21 +61,21 @@ class WindowDataset(Dataset):
     ) -> None:
         if not isinstance(store, Store):
             raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
-        window_tokens = index(window_tokens)
-        stride = window_tokens if stride is None else index(stride)
-        if window_tokens < 1 or stride < 1:
-            raise ConfigError(f"window_tokens and stride are at least 1, found {window_tokens} and {stride}")
+        seq_len = index(seq_len)
+        stride = seq_len if stride is None else index(stride)
+        if seq_len < 1 or stride < 1:
+            raise ConfigError(f"seq_len and stride are at least 1, found {seq_len} and {stride}")
         if position_ids not in ("continue", "restart"):
             raise ConfigError(f"position_ids is {position_ids!r}; allowed are 'continue', 'restart'")
         check_labels(labels)
-        slack = store.num_tokens - (window_tokens + 1)
+        slack = store.num_tokens - (seq_len + 1)
         if slack < 0:
             raise ConfigError(
-                f"{store.path} has {store.num_tokens:,} tokens; a window of {window_tokens:,} and the label of its "
-                f"last token need {window_tokens + 1:,}: use a shorter window or more data"
+                f"{store.path} has {store.num_tokens:,} tokens; a window of {seq_len:,} and the label of its "
+                f"last token need {seq_len + 1:,}: use a shorter window or more data"
             )
         self.store = store
-        self.window_tokens = window_tokens
+        self.seq_len = seq_len
         self.stride = stride
         self.phase = phase
         self._document_ids = document_ids
@@ -86,7 +86,7 @@ class WindowDataset(Dataset):
         room = slack - (stride - 1) if phase else slack
         self._num_samples: int = max(0, room) // stride + 1
         self._num_phases = min(stride, slack - (self._num_samples - 1) * stride + 1)
-        self._positions = np.arange(window_tokens, dtype=np.int64)
+        self._positions = np.arange(seq_len, dtype=np.int64)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -95,7 +95,7 @@ class WindowDataset(Dataset):
     def fields(self) -> Fields:
         """Name -> (shape, dtype)."""
         names = ["input_ids", "labels"] + ["document_ids"] * self._document_ids + ["position_ids"] * self._restart
-        return dict.fromkeys(names, ((self.window_tokens,), _INT64))
+        return dict.fromkeys(names, ((self.seq_len,), _INT64))
 
     @property
     def constants(self) -> Sample:
@@ -105,7 +105,7 @@ class WindowDataset(Dataset):
     @property
     def num_tokens_per_sample(self) -> float:
         """The window: each of its tokens is predicted from."""
-        return float(self.window_tokens)
+        return float(self.seq_len)
 
     @property
     def is_unshifted(self) -> bool:
@@ -129,7 +129,7 @@ class WindowDataset(Dataset):
             "kind": "windows",
             "store": self.store.fingerprint,
             "num_tokens": self.store.num_tokens,
-            "window_tokens": self.window_tokens,
+            "window_tokens": self.seq_len,
             "stride": self.stride,
             "phase": self.phase,
             "document_ids": self._document_ids,
@@ -151,7 +151,7 @@ class WindowDataset(Dataset):
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read the windows that begin at ``addresses`` into ``rows`` of ``out``."""
-        tokens = self.store.gather(addresses, self.window_tokens + 1)
+        tokens = self.store.gather(addresses, self.seq_len + 1)
         out["input_ids"][rows] = tokens[:, :-1]
         if self.labels == "next" and self.loss_mask_key is None:
             out["labels"][rows] = tokens[:, 1:]
@@ -160,14 +160,14 @@ class WindowDataset(Dataset):
         if not (self._restart or self._document_ids):
             return
         documents, columns, lengths = self._segments(addresses)
-        shape = (len(addresses), self.window_tokens)
+        shape = (len(addresses), self.seq_len)
         if self._restart:
             out["position_ids"][rows] = self._positions - np.repeat(columns, lengths).reshape(shape)
         if self._document_ids:
             out["document_ids"][rows] = np.repeat(documents, lengths).reshape(shape)
 
     def _labels(self, addresses: IntArray, tokens: NDArray[Any]) -> IntArray:
-        """(n, window_tokens) int64: the labels of windows of which the tokens, and one more, are given."""
+        """(n, seq_len) int64: the labels of windows of which the tokens, and one more, are given."""
         labels: IntArray = tokens[:, 1:].astype(np.int64)
         if self.loss_mask_key is not None:
             labels = np.where(self._marks(addresses) != 0, labels, IGNORED_LABEL)
@@ -177,18 +177,18 @@ class WindowDataset(Dataset):
         return labels
 
     def _marks(self, addresses: IntArray) -> NDArray[Any]:
-        """(n, window_tokens): the loss mask of the tokens that are predicted, as it is stored."""
-        lengths = np.full_like(addresses, self.window_tokens)
+        """(n, seq_len): the loss mask of the tokens that are predicted, as it is stored."""
+        lengths = np.full_like(addresses, self.seq_len)
         pieces = self.store.pieces(addresses + 1, lengths, self.loss_mask_key)
-        return np.concatenate([np.empty(0, np.bool_), *pieces]).reshape(-1, self.window_tokens)
+        return np.concatenate([np.empty(0, np.bool_), *pieces]).reshape(-1, self.seq_len)
 
     def count(self, addresses: IntArray) -> Counts:
         """Of each window: tokens, labels, no pads, and documents that its tokens are of. Reads the mask, if any."""
-        last = addresses + (self.window_tokens - 1)
+        last = addresses + (self.seq_len - 1)
         documents = self.store.find_documents(last) - self.store.find_documents(addresses) + 1
-        tokens = np.full_like(addresses, self.window_tokens)
+        tokens = np.full_like(addresses, self.seq_len)
         # With the labels beside their own tokens the last one of "next" is not there.
-        num_labels = self.window_tokens - (self.labels == "same")
+        num_labels = self.seq_len - (self.labels == "same")
         if self.loss_mask_key is None:
             supervised = np.full_like(addresses, num_labels)
         else:
@@ -202,32 +202,32 @@ class WindowDataset(Dataset):
         (0, 0, 3) (1, 3, 0) (2, 3, 2) and (2, 0, 5).
         """
         first = self.store.find_documents(begins)
-        counts = self.store.find_documents(begins + (self.window_tokens - 1)) - first + 1
+        counts = self.store.find_documents(begins + (self.seq_len - 1)) - first + 1
         ends = np.cumsum(counts)
         rows = np.repeat(np.arange(len(begins)), counts)
         documents = np.arange(len(rows)) - np.repeat(ends - counts, counts) + first[rows]
         columns = np.maximum(self.store.document_begins(documents) - begins[rows], 0)
         # Each segment ends where the next of its window begins, the last one of a window at the window's end.
         stops = np.append(columns[1:], 0)
-        stops[ends - 1] = self.window_tokens
+        stops[ends - 1] = self.seq_len
         return documents, columns, stops - columns
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """The documents that the input tokens are of."""
-        return window_origins(self.store, addresses, self.window_tokens)
+        return window_origins(self.store, addresses, self.seq_len)
 
     def holders(self, document: int) -> IntArray:
         """The windows over a document, under any phase."""
         phases = self._num_phases if self.phase else 1
-        size = self.window_tokens
+        size = self.seq_len
         return windows_over(self.store, document, stride=self.stride, length=size, phases=phases, num_samples=len(self))
 
     def describe(self) -> str:
         """One line."""
-        cut = "" if self.stride == self.window_tokens else f" every {self.stride:,}"
+        cut = "" if self.stride == self.seq_len else f" every {self.stride:,}"
         phase = ", another phase each epoch" if self.phase else ""
         labels = ", labels beside their own tokens" if self.labels == "same" else ""
         return (
-            f"windows of {self.window_tokens:,} tokens{cut}{phase} over {self.store.num_tokens:,} tokens{labels}"
+            f"windows of {self.seq_len:,} tokens{cut}{phase} over {self.store.num_tokens:,} tokens{labels}"
             f"{shown_mask(self.store, self.loss_mask_key)}"
         )

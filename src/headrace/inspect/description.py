@@ -234,7 +234,7 @@ class PackFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def pack_figures(
     path: str,
-    max_seq_lens: tuple[int, ...],
+    seq_lens: tuple[int, ...],
     *,
     key: str | None,
     on_documents: OnDocuments,
@@ -244,7 +244,7 @@ def pack_figures(
 
     Args:
         path: as for `headrace.open`.
-        max_seq_lens: tokens a pack.
+        seq_lens: tokens a pack.
         key: of a store with several keys the one to pack; by default the main one, which is the first.
         options: how pairs of .bin and .idx are understood.
         on_documents: called now and then with the length of packs, the documents read so far, and all of them.
@@ -253,26 +253,26 @@ def pack_figures(
         StoreError: it does not open.
         ConfigError: there is no such key, or a length of packs is out of range.
     """
-    for max_seq_len in max_seq_lens:
-        Packing(max_seq_len=max_seq_len)  # refused before anything is read
+    for seq_len in seq_lens:
+        Packing(seq_len=seq_len)  # refused before anything is read
     name, store = open_key(path, key, options)
     with store:
         forecasts = [
-            forecast(_read(store, max_seq_len, on_documents), max_seq_len, first_fit_documents=FIRST_FIT_DOCUMENTS)
-            for max_seq_len in max_seq_lens
+            forecast(_read(store, seq_len, on_documents), seq_len, first_fit_documents=FIRST_FIT_DOCUMENTS)
+            for seq_len in seq_lens
         ]
         return PackFigures(
             path=path, key=name, documents=store.num_documents, tokens=store.num_tokens, packs=tuple(forecasts)
         )
 
 
-def _read(store: Store, max_seq_len: int, on_documents: OnDocuments) -> Iterator[IntArray]:
+def _read(store: Store, seq_len: int, on_documents: OnDocuments) -> Iterator[IntArray]:
     """The lengths, telling how far the reading is."""
     done = 0
     for chunk in store.length_chunks(CHUNK):
         yield chunk
         done += len(chunk)
-        on_documents(max_seq_len, done, store.num_documents)
+        on_documents(seq_len, done, store.num_documents)
 
 
 def open_key(path: str, key: str | None, options: IndexedOptions) -> tuple[str, Store]:
@@ -296,7 +296,7 @@ def pack_report(figures: PackFigures) -> list[str]:
     """The figures for people."""
     lines = [f"{figures.path}: {plural(figures.documents, 'document')}, {plural(figures.tokens, 'token')}"]
     for found in figures.packs:
-        lines += ["", f"packs of {plural(found.max_seq_len, 'token')}", f"  {_over_long(found)}", *_table(found)]
+        lines += ["", f"packs of {plural(found.seq_len, 'token')}", f"  {_over_long(found)}", *_table(found)]
         looked_at = found.strategies[0].documents
         lines += [
             f"  ({figures.strategy}: of the first {plural(figures.documents, 'document')} alone)"

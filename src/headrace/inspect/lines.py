@@ -72,11 +72,11 @@ class Style(NamedTuple):
 
 def preview_lines(preview: Preview, style: Style) -> list[str]:
     """All that `headrace preview` prints."""
-    unit = "document" if preview.max_seq_len is None else f"pack of {count(preview.max_seq_len)} tokens"
+    unit = "document" if preview.seq_len is None else f"pack of {count(preview.seq_len)} tokens"
     lines = [
         f"{safe_text(preview.path)}: {preview.kind}, {preview.format}, keys {', '.join(map(safe_text, preview.keys))}",
         f"{count(len(preview.samples))} of {plural(preview.num_samples, unit.split()[0])}"
-        + (f" of {count(preview.max_seq_len)} tokens" if preview.max_seq_len is not None else "")
+        + (f" of {count(preview.seq_len)} tokens" if preview.seq_len is not None else "")
         + (f", tokeniser {safe_text(preview.tokenizer)}" if preview.tokenizer is not None else ""),
     ]
     if preview.note:
@@ -97,7 +97,7 @@ def preview_lines(preview: Preview, style: Style) -> list[str]:
 def sample_heading(preview: Preview, sample: ShownSample) -> str:
     """A line about a document or a pack."""
     trained = [sequence.num_trained for sequence in sample.sequences if sequence.num_trained is not None]
-    if preview.max_seq_len is None:
+    if preview.seq_len is None:
         text = f"document {count(sample.number)}: {plural(sample.num_tokens, 'token')}"
         text += trained_share(sum(trained), sample.num_tokens) if trained else ""
         source = next((sequence.source for sequence in sample.sequences if sequence.source), "")
@@ -107,7 +107,7 @@ def sample_heading(preview: Preview, sample: ShownSample) -> str:
     return (
         f"pack {count(sample.number)}: {plural(pieces, 'document')}, {plural(sample.num_tokens, 'token')}"
         f"{trained_share(sum(trained), sample.num_tokens) if trained else ''}, {plural(sample.num_pads, 'pad')}, "
-        f"fill {sample.num_tokens / preview.max_seq_len:.2%}"
+        f"fill {sample.num_tokens / preview.seq_len:.2%}"
     )
 
 
@@ -131,7 +131,7 @@ def sequence_heading(sequence: ShownSequence, *, is_piece: bool) -> str:
 
 def sample_lines(preview: Preview, sample: ShownSample, style: Style) -> list[str]:
     """The sequences of a sample, each with a heading where there are several."""
-    is_pack = preview.max_seq_len is not None
+    is_pack = preview.seq_len is not None
     lines = []
     for sequence in sample.sequences:
         if is_pack or len(sample.sequences) > 1:

@@ -253,7 +253,7 @@ def _shares_words(shares: Shares) -> str:
 
 
 def _shown(preview: Preview) -> str:
-    unit = "documents" if preview.max_seq_len is None else f"packs of {count(preview.max_seq_len)} tokens"
+    unit = "documents" if preview.seq_len is None else f"packs of {count(preview.seq_len)} tokens"
     shown = f"{count(len(preview.samples))} of {count(preview.num_samples)} {unit}"
     by = f", {escaped(preview.chosen_by)}" if preview.chosen_by else ""
     return f"{preview.kind}, {plural(preview.num_documents, 'document')}, shown: {shown}{by}"
@@ -286,7 +286,7 @@ def figure_pairs(figures: StoreFigures) -> list[tuple[str, str]]:
 
 
 def _sample_html(preview: Preview, sample: ShownSample) -> str:
-    is_pack = preview.max_seq_len is not None
+    is_pack = preview.seq_len is not None
     has_several = is_pack or len(sample.sequences) > 1
     sequences = "".join(
         sequence_html(sequence, sequence_heading(sequence, is_piece=is_pack) if has_several else "")

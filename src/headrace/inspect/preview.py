@@ -109,7 +109,7 @@ def preview_store(path: str | os.PathLike[str], options: PreviewOptions | None =
             num_documents=store.num_documents,
             tokenizer=found.source,
             note=found.note,
-            max_seq_len=None if options.packing is None else options.packing.max_seq_len,
+            seq_len=None if options.packing is None else options.packing.seq_len,
             num_samples=store.num_documents if plan is None else len(plan),
             chosen_by=chosen_by,
             samples=tuple(_placed(name, manifest, samples)),
@@ -172,5 +172,5 @@ def _packs(reader: RecordKeys, plan: PackPlan, packs: Sequence[int], max_tokens:
             left -= piece.num_shown
             pieces.append(piece)
         used = sum(piece.num_tokens for piece in pieces)
-        found.append(ShownSample(number=pack, sequences=tuple(pieces), num_pads=plan.packing.max_seq_len - used))
+        found.append(ShownSample(number=pack, sequences=tuple(pieces), num_pads=plan.packing.seq_len - used))
     return found

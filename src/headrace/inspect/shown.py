@@ -142,7 +142,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     """What a reader should know about the texts."""
 
-    max_seq_len: int | None = None
+    seq_len: int | None = msgspec.field(name="max_seq_len", default=None)  # the name in JSON
     """Of packs; None: the samples are documents."""
 
     num_samples: int

@@ -192,7 +192,7 @@ def _marks(tokens: IntArray) -> KeyArray:
 
 def kept_range(lengths: IntArray, packing: Packing) -> tuple[IntArray, IntArray]:
     """Two (n,) int64: of documents of these lengths the tokens from .. to that are in packs."""
-    size = packing.max_seq_len
+    size = packing.seq_len
     if packing.cuts or packing.over_long == "split":
         return np.zeros_like(lengths), lengths
     if packing.over_long == "drop":
@@ -284,7 +284,7 @@ def _check_all(dataset: PackedSequenceDataset, on_packs: OnPacks) -> Iterator[Pr
     path = dataset.store.path
     faults = Faults(path, "packs")
     tiling = Tiling(dataset.store.num_documents)
-    at_once = max(1, _TOKENS_AT_ONCE // dataset.max_seq_len)
+    at_once = max(1, _TOKENS_AT_ONCE // dataset.seq_len)
     for first in range(0, len(dataset), at_once):
         packs = np.arange(first, min(first + at_once, len(dataset)), dtype=np.int64)
         items = dataset.items(_addresses(dataset, packs))
@@ -331,8 +331,8 @@ def _check_sums(packing: Packing, items: PackItems) -> Iterator[list[str]]:
     for first, end in pairwise(items.offsets.tolist()):
         taken, shortest = int(segments[first:end].sum()), int(items.lengths[first:end].min(initial=1))
         found = []
-        if taken > packing.max_seq_len:
-            found.append(f"its pieces take {taken:,} places, it has {packing.max_seq_len:,}")
+        if taken > packing.seq_len:
+            found.append(f"its pieces take {taken:,} places, it has {packing.seq_len:,}")
         if shortest < 1:
             found.append(f"a piece of {shortest} tokens; each has at least 1")
         yield found
@@ -350,7 +350,7 @@ def _check_pack(
     """A pack against the validator, the plan and the store."""
     packing, store = dataset.packing, dataset.store
     segments = -(-lengths // packing.segment_multiple) * packing.segment_multiple
-    left = packing.max_seq_len - int(segments.sum())
+    left = packing.seq_len - int(segments.sum())
     borders = np.cumsum([0, *segments, left] if left else [0, *segments], dtype=np.int32)
     lasts = borders[: len(lengths)] + lengths - 1
     found = check_packed({**sample, "cu_seqlens": borders}, padding_idx=dataset.padding_idx)
@@ -426,7 +426,7 @@ def _check_ledger(dataset: PackedSequenceDataset, num_tokens: int) -> Iterator[P
         "truncated_tokens": lost if packing.over_long.startswith("truncate") else 0,
         "dropped_tokens": lost if packing.over_long == "drop" else 0,
         "num_packs": len(dataset),
-        "pad_tokens": len(dataset) * packing.max_seq_len - num_tokens,
+        "pad_tokens": len(dataset) * packing.seq_len - num_tokens,
     }
     for name, value in expected.items():
         if getattr(ledger, name) != value:

@@ -27,7 +27,7 @@ class Loader:
     """Iterates over the micro-batches of one data-parallel rank.
 
     Each batch is a dict of tensors, the fields of the run's samples stacked, for windows ``input_ids``, ``labels`` and
-    ``position_ids``, each (micro_batch_size, window_tokens) int64, and ``sample_positions``, (micro_batch_size,) int64:
+    ``position_ids``, each (micro_batch_size, seq_len) int64, and ``sample_positions``, (micro_batch_size,) int64:
     the position of each sample in the run. They may be changed in place, but for ``position_ids`` that do not restart:
     those are one row expanded, as Megatron and Transformers give them.
 

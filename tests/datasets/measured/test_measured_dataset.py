@@ -28,7 +28,7 @@ from measured_made import Drawing, Drawn, Filter, Grouped, Packed, opened, plain
 
 COUNT, BROKEN = 150, (3, 77, 120)
 WHEN_ASKED = Reading(num_threads=0)
-PACKING = Packing(max_seq_len=32)
+PACKING = Packing(seq_len=32)
 Row = tuple[int, int, int, int]
 
 
@@ -108,7 +108,7 @@ def test_units_are_those_of_the_plain_way(case: Any, flawed_numbers: Path, facts
 def test_others_meet_in_each_epoch(kind: type[Drawing], flawed_numbers: Path, facts_folder: Path) -> None:
     encoder = kind(7)
     facts = measure(opened(flawed_numbers, encoder), encoder, folder=facts_folder)
-    form = facts.grouping(regroup=True) if kind is Grouped else Packing(max_seq_len=32, repack=True)
+    form = facts.grouping(regroup=True) if kind is Grouped else Packing(seq_len=32, repack=True)
     dataset = MeasuredDataset(opened(flawed_numbers, encoder), encoder, facts, form=form)
     run = Run(dataset, global_batch_size=8, epochs=2)
     units = [members(unit) for unit in run.samples(run.locate(np.arange(2 * len(dataset))))]
@@ -243,7 +243,7 @@ def test_traces(flawed_numbers: Path, facts_folder: Path, tmp_path: Path, monkey
         dataset.find_key("s/0003")
     with pytest.raises(ConfigError, match="is in no unit: it has no output, or was left out"):
         dataset.find_key("s/0009")
-    repacked = made(flawed_numbers, tmp_path / "facts", encoder, form=Packing(max_seq_len=32, repack=True))
+    repacked = made(flawed_numbers, tmp_path / "facts", encoder, form=Packing(seq_len=32, repack=True))
     with pytest.raises(ConfigError, match="differs from epoch to epoch"):
         repacked.find_key(key)
 
@@ -344,9 +344,9 @@ def test_forms_that_do_not_go(flawed_numbers: Path, facts_folder: Path) -> None:
 
     refused(Packed(1), "say how long packs are")
     refused(Packed(1), "say how long packs are", form=Grouping(size=2))
-    refused(Packed(1), "are packed whole", form=Packing(max_seq_len=8, over_long="split"))
-    refused(Packed(1), "are packed whole", form=Packing(max_seq_len=8, strategy="wrapped"))
-    refused(Packed(1), "longer than", form=Packing(max_seq_len=8))
+    refused(Packed(1), "are packed whole", form=Packing(seq_len=8, over_long="split"))
+    refused(Packed(1), "are packed whole", form=Packing(seq_len=8, strategy="wrapped"))
+    refused(Packed(1), "longer than", form=Packing(seq_len=8))
     refused(Drawn(1), "does not override pack_selected_samples", form=PACKING)
     refused(Drawn(1), "measure them", form=Grouping(size=2))
     refused(Drawn(1), "expected a Packing, a Grouping, or None", form=3)
@@ -355,7 +355,7 @@ def test_forms_that_do_not_go(flawed_numbers: Path, facts_folder: Path) -> None:
     refused(Drawn(1), "is a list of numbers of samples", exclude=np.ones(150, dtype=bool))
     refused(Drawn(1), "is a list of numbers of samples", exclude=[1.5])
     refused(Both(1), "packs and groups its packs", form=PACKING)
-    short = made(flawed_numbers, facts_folder, Packed(1), form=Packing(max_seq_len=8, over_long="drop"))
+    short = made(flawed_numbers, facts_folder, Packed(1), form=Packing(seq_len=8, over_long="drop"))
     assert max(unit["length"] for unit in short.samples(np.arange(len(short)))) <= 8
 
 
@@ -404,6 +404,6 @@ def test_what_is_said_of_it(flawed_numbers: Path, facts_folder: Path) -> None:
     packed = made(flawed_numbers, facts_folder, Packed(3), form=PACKING)
     assert "best_fit packs of 32, 9" in packed.describe()
     assert grouped.recipe["facts"] == {"name": grouped.facts.name, "xxh3_128": grouped.facts.summary.xxh3_128}
-    forms = [Packing(max_seq_len=32), Packing(max_seq_len=64), Packing(max_seq_len=32, strategy="greedy")]
+    forms = [Packing(seq_len=32), Packing(seq_len=64), Packing(seq_len=32, strategy="greedy")]
     prints = {made(flawed_numbers, facts_folder, Packed(3), form=form).fingerprint for form in forms}
     assert len(prints | {made(flawed_numbers, facts_folder, Packed(3), form=PACKING, exclude=[7]).fingerprint}) == 4

@@ -260,7 +260,7 @@ def test_leaves_that_are_refused(
 
 
 def test_an_opener_of_ones_own(write: Any, corpus: list[corpora.Corpus]) -> None:
-    windows = WindowDataset(corpus[0].store, window_tokens=5)
+    windows = WindowDataset(corpus[0].store, seq_len=5)
     options = SourceOptions(open=lambda source: windows if source.where.endswith("train") else None)
     assert load_dataset(write({"path": "anything"})).train(options=options) is windows
     with pytest.raises(ConfigError, match="open returned 3; expected a dataset, or None"):

@@ -200,8 +200,8 @@ def test_every_unit_and_back(drawn: tuple[Facts, list[tuple[int, int, int, int]]
     forms = {
         "items": None,
         "groups": Grouping(size=3),
-        "packs": Packing(max_seq_len=40),
-        "split": Packing(max_seq_len=11, over_long="split", repack=True),
+        "packs": Packing(seq_len=40),
+        "split": Packing(seq_len=11, over_long="split", repack=True),
     }
     measured = Measured(known, form=forms[kind])
     units = np.arange(measured.num_units)
@@ -243,8 +243,8 @@ def test_units_are_the_samples_of_a_leaf() -> None:
         ({"num_outputs": np.ones(2, dtype=np.int64)}, None, "num_outputs is int64 of shape"),
         ({"lengths": np.ones(2, dtype=np.int64)}, None, "lengths is int64 of shape"),
         ({}, Grouping(size=2), "no groups"),
-        ({}, Packing(max_seq_len=4), "no lengths"),
-        ({"lengths": np.zeros(3, dtype=np.int64)}, Packing(max_seq_len=4), "make no pack"),
+        ({}, Packing(seq_len=4), "no lengths"),
+        ({"lengths": np.zeros(3, dtype=np.int64)}, Packing(seq_len=4), "make no pack"),
     ],
 )
 def test_facts_that_do_not_do(given: dict, form: Grouping | Packing | None, says: str) -> None:

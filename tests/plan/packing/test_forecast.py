@@ -24,13 +24,13 @@ def chunks(lengths: IntArray, size: int) -> Iterator[IntArray]:
 def check(found: Forecast, lengths: IntArray, first_fit_documents: int) -> None:
     """Every figure against the ledger of the plan."""
     assert (found.documents, found.tokens) == (len(lengths), lengths.sum())
-    assert found.over_long_documents == np.count_nonzero(lengths > found.max_seq_len)
+    assert found.over_long_documents == np.count_nonzero(lengths > found.seq_len)
     assert found.longest == lengths.max(initial=0)
     names = ["greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"]
     assert [strategy.strategy for strategy in found.strategies] == names
     for figures in found.strategies:
         chosen = lengths[:first_fit_documents] if figures.strategy == "first_fit" else lengths
-        packing = Packing(max_seq_len=found.max_seq_len, strategy=figures.strategy, over_long=figures.over_long)
+        packing = Packing(seq_len=found.seq_len, strategy=figures.strategy, over_long=figures.over_long)
         ledger = plan_packs(chosen, packing).ledger
         assert figures.documents == ledger.raw_documents
         assert figures.packs == ledger.num_packs
@@ -50,22 +50,22 @@ def check(found: Forecast, lengths: IntArray, first_fit_documents: int) -> None:
     st.integers(1, 20),
     st.integers(0, 70),
 )
-def test_equal_to_the_plans(drawn: list[int], max_seq_len: int, chunk: int, first_fit_documents: int) -> None:
+def test_equal_to_the_plans(drawn: list[int], seq_len: int, chunk: int, first_fit_documents: int) -> None:
     lengths = np.array(drawn, dtype=np.int64)
-    found = forecast(chunks(lengths, chunk), max_seq_len, first_fit_documents=first_fit_documents)
+    found = forecast(chunks(lengths, chunk), seq_len, first_fit_documents=first_fit_documents)
     check(found, lengths, first_fit_documents)
 
 
-@pytest.mark.parametrize("max_seq_len", [256, 4096])
-def test_equal_to_the_plans_of_many_documents(max_seq_len: int) -> None:
+@pytest.mark.parametrize("seq_len", [256, 4096])
+def test_equal_to_the_plans_of_many_documents(seq_len: int) -> None:
     lengths = np.random.default_rng(0).lognormal(5.5, 1, 20_000).astype(np.int32)
-    check(forecast(chunks(lengths, 3_000), max_seq_len, first_fit_documents=5_000), lengths, 5_000)
+    check(forecast(chunks(lengths, 3_000), seq_len, first_fit_documents=5_000), lengths, 5_000)
 
 
 def test_what_no_plan_takes() -> None:
-    for max_seq_len in (0, (1 << 22) + 1):
-        with pytest.raises(ConfigError, match="max_seq_len is"):
-            forecast([np.array([1])], max_seq_len, first_fit_documents=1)
+    for seq_len in (0, (1 << 22) + 1):
+        with pytest.raises(ConfigError, match="seq_len is"):
+            forecast([np.array([1])], seq_len, first_fit_documents=1)
     with pytest.raises(ConfigError, match="a document of -3 tokens"):
         forecast([np.array([4, -3])], 8, first_fit_documents=1)
 

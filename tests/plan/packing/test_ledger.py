@@ -31,7 +31,7 @@ def counted(lengths: list[int], packing: Packing) -> dict[str, int]:
     # The last piece of a split document is its remainder, unless it is as full as those before it; of documents that
     # lie across packs as they come, it is what is in the last of them.
     last = [max(mine, key=lambda piece: piece.begin).length for mine in split]
-    remainders = [length for length in last if packing.strategy == "wrapped" or length < packing.max_seq_len]
+    remainders = [length for length in last if packing.strategy == "wrapped" or length < packing.seq_len]
     lost = {number: length - packed.get(number, 0) for number, length in enumerate(lengths)}
     return {
         "raw_documents": len(lengths),
@@ -46,7 +46,7 @@ def counted(lengths: list[int], packing: Packing) -> dict[str, int]:
         "truncated_tokens": sum(lost[number] for number in of),
         "dropped_tokens": sum(gone for number, gone in lost.items() if number not in of),
         "num_packs": len(packs),
-        "pad_tokens": len(packs) * packing.max_seq_len - sum(packed.values()),
+        "pad_tokens": len(packs) * packing.seq_len - sum(packed.values()),
     }
 
 
@@ -58,7 +58,7 @@ def test_every_number_is_counted(drawn: tuple[list[int], Packing]) -> None:
     assert msgspec.to_builtins(ledger) == counted(lengths, packing)
     assert ledger.num_tokens + ledger.lost_tokens == sum(lengths)
     assert ledger.lost_share == (ledger.lost_tokens / sum(lengths) if sum(lengths) else 0)
-    assert ledger.fill == (ledger.num_tokens / (ledger.num_packs * packing.max_seq_len) if ledger.num_packs else 0)
+    assert ledger.fill == (ledger.num_tokens / (ledger.num_packs * packing.seq_len) if ledger.num_packs else 0)
     ledger.verify()
 
 

@@ -16,25 +16,25 @@ from packs_plainly import ChunkedLengths
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_seq_len": 0}, r"max_seq_len is 0; allowed are 1 to 4,194,304"),
-        ({"max_seq_len": (1 << 22) + 1}, r"max_seq_len is 4194305; allowed are 1 to 4,194,304"),
-        ({"max_seq_len": 8, "strategy": "bfd"}, r"strategy is 'bfd'; allowed are 'greedy', 'best_fit', 'best_fit_sp"),
-        ({"max_seq_len": 8, "over_long": "cut"}, r"over_long is 'cut'; allowed are 'error', 'split', 'truncate_left'"),
-        ({"max_seq_len": 8, "window_documents": 0}, r"window_documents is 0; it is at least 1, or None"),
-        ({"max_seq_len": 8, "segment_multiple": 0}, r"segment_multiple is 0; it is at least 1 and divides max_seq_len"),
-        ({"max_seq_len": 8, "segment_multiple": 3}, r"segment_multiple is 3; .* max_seq_len 8"),
-        ({"max_seq_len": 8, "segment_multiple": 16}, r"segment_multiple is 16"),
-        ({"max_seq_len": 8, "strategy": "wrapped", "over_long": "drop"}, r"wrapped cuts documents: over_long='drop'"),
+        ({"seq_len": 0}, r"seq_len is 0; allowed are 1 to 4,194,304"),
+        ({"seq_len": (1 << 22) + 1}, r"seq_len is 4194305; allowed are 1 to 4,194,304"),
+        ({"seq_len": 8, "strategy": "bfd"}, r"strategy is 'bfd'; allowed are 'greedy', 'best_fit', 'best_fit_sp"),
+        ({"seq_len": 8, "over_long": "cut"}, r"over_long is 'cut'; allowed are 'error', 'split', 'truncate_left'"),
+        ({"seq_len": 8, "window_documents": 0}, r"window_documents is 0; it is at least 1, or None"),
+        ({"seq_len": 8, "segment_multiple": 0}, r"segment_multiple is 0; it is at least 1 and divides seq_len"),
+        ({"seq_len": 8, "segment_multiple": 3}, r"segment_multiple is 3; .* seq_len 8"),
+        ({"seq_len": 8, "segment_multiple": 16}, r"segment_multiple is 16"),
+        ({"seq_len": 8, "strategy": "wrapped", "over_long": "drop"}, r"wrapped cuts documents: over_long='drop'"),
         (
-            {"max_seq_len": 8, "strategy": "best_fit_split", "over_long": "truncate_left"},
+            {"seq_len": 8, "strategy": "best_fit_split", "over_long": "truncate_left"},
             r"best_fit_split cuts documents: over_long='truncate_left' does not go with it",
         ),
-        ({"max_seq_len": 8, "repack": True, "strategy": "greedy"}, r"repack exchanges .* choose one of these"),
-        ({"max_seq_len": 8, "repack": True, "strategy": "first_fit"}, r"repack exchanges"),
-        ({"max_seq_len": 8, "repack": True, "strategy": "wrapped"}, r"repack exchanges"),
-        ({"max_seq_len": 8, "repack": True, "window_documents": 5}, r"repack exchanges"),
-        ({"max_seq_len": 8, "strategy": "wrapped", "window_documents": 5}, r"wrapped takes no window_documents"),
-        ({"max_seq_len": 8, "strategy": "wrapped", "segment_multiple": 2}, r"wrapped takes .* no segment_multiple"),
+        ({"seq_len": 8, "repack": True, "strategy": "greedy"}, r"repack exchanges .* choose one of these"),
+        ({"seq_len": 8, "repack": True, "strategy": "first_fit"}, r"repack exchanges"),
+        ({"seq_len": 8, "repack": True, "strategy": "wrapped"}, r"repack exchanges"),
+        ({"seq_len": 8, "repack": True, "window_documents": 5}, r"repack exchanges"),
+        ({"seq_len": 8, "strategy": "wrapped", "window_documents": 5}, r"wrapped takes no window_documents"),
+        ({"seq_len": 8, "strategy": "wrapped", "segment_multiple": 2}, r"wrapped takes .* no segment_multiple"),
     ],
 )
 def test_refused_options(options: dict[str, Any], message: str) -> None:
@@ -48,11 +48,11 @@ def test_refused_options(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_seq_len": 1},
-        {"max_seq_len": 1 << 22, "segment_multiple": 1 << 22},
-        {"max_seq_len": 8, "strategy": "wrapped", "over_long": "error"},
-        {"max_seq_len": 8, "strategy": "best_fit_split", "repack": True, "segment_multiple": 8},
-        {"max_seq_len": 8, "window_documents": 1},
+        {"seq_len": 1},
+        {"seq_len": 1 << 22, "segment_multiple": 1 << 22},
+        {"seq_len": 8, "strategy": "wrapped", "over_long": "error"},
+        {"seq_len": 8, "strategy": "best_fit_split", "repack": True, "segment_multiple": 8},
+        {"seq_len": 8, "window_documents": 1},
     ],
 )
 def test_allowed_options(options: dict[str, Any]) -> None:
@@ -64,11 +64,9 @@ def test_allowed_options(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("strategy", ["greedy", "best_fit", "first_fit"])
 @pytest.mark.parametrize("window", [None, 2])
 def test_over_long_documents_without_a_policy(strategy: Any, window: int | None) -> None:
-    packing = Packing(max_seq_len=1000, strategy=strategy, window_documents=window)
+    packing = Packing(seq_len=1000, strategy=strategy, window_documents=window)
     lengths = [5, 1000, 0, 1001, 7, 40_000, 1002]
-    message = (
-        r"3 of 7 documents are longer than max_seq_len=1,000: the first is document 3 of 1,001 tokens, the longest"
-    )
+    message = r"3 of 7 documents are longer than seq_len=1,000: the first is document 3 of 1,001 tokens, the longest"
     with pytest.raises(ConfigError, match=message) as caught:
         plan_packs(np.array(lengths), packing)
     assert "the longest has 40,000" in str(caught.value)
@@ -82,4 +80,4 @@ def test_over_long_documents_without_a_policy(strategy: Any, window: int | None)
 def test_negative_lengths() -> None:
     for strategy in ("greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"):
         with pytest.raises(ConfigError, match=r"a document of -3 tokens: lengths are at least 0"):
-            plan_packs(np.array([4, -1, -3]), Packing(max_seq_len=8, strategy=strategy))  # type: ignore[arg-type]
+            plan_packs(np.array([4, -1, -3]), Packing(seq_len=8, strategy=strategy))  # type: ignore[arg-type]

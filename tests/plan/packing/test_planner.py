@@ -46,7 +46,7 @@ def test_every_token_once_or_lost_by_the_policy(given_: Drawn) -> None:
     """Counted token by token, without the model."""
     lengths, packing = given_
     seen = [np.zeros(length, dtype=int) for length in lengths]
-    size, multiple = packing.max_seq_len, packing.segment_multiple
+    size, multiple = packing.seq_len, packing.segment_multiple
     plan = planned(lengths, packing)
     for pack in packs_of(plan):
         assert pack, "no pack is empty"
@@ -103,7 +103,7 @@ def test_neither_chunks_nor_dtype_change_anything(given_: Drawn, sizes: list[int
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64"])
 def test_arrays_of_any_integers(dtype: str) -> None:
     lengths = [3, 0, 5, 9, 9, 1, 20, 4, 127]
-    packing = Packing(max_seq_len=8, over_long="split")
+    packing = Packing(seq_len=8, over_long="split")
     plan = plan_packs(np.array(lengths, dtype=dtype), packing)
     assert packs_of(plan) == packs_plainly.packs(lengths, packing)
 
@@ -150,14 +150,14 @@ def test_what_is_said_of_the_plan(given_: Drawn) -> None:
     else:
         # Bounds and pieces; ranks by length and their classes where epochs re-pack; which documents are split.
         num_pieces = sum(len(pack) for pack in packs_of(plan))
-        long = sum(length >= packing.max_seq_len for length in lengths)
+        long = sum(length >= packing.seq_len for length in lengths)
         most = 4 * (len(tokens) + 1) + 4 * num_pieces + 8 * long
         most += 4 * (num_pieces + len(set(lengths)) + 1) if packing.repack else 0
         assert plan.num_bytes <= most
 
 
 def test_lengths_decide_the_digest() -> None:
-    packing = Packing(max_seq_len=8)
+    packing = Packing(seq_len=8)
     digests = {planned(lengths, packing).meta.lengths_xxh3_128 for lengths in ([1, 2], [2, 1], [1, 2, 0], [])}
     assert len(digests) == 4
 
@@ -166,7 +166,7 @@ def test_lengths_decide_the_digest() -> None:
 def test_more_distinct_lengths_than_16_bits_can_tell(num_sizes: int) -> None:
     """All but one document find their partner: a size and what is left of the pack beside it."""
     lengths = np.random.default_rng(1).permutation(np.arange(1, num_sizes + 1))
-    plan = plan_packs(lengths, Packing(max_seq_len=num_sizes + 1, repack=True))
+    plan = plan_packs(lengths, Packing(seq_len=num_sizes + 1, repack=True))
     items = plan.items(np.arange(len(plan)))
     assert np.array_equal(np.sort(items.documents), np.arange(num_sizes))
     assert np.array_equal(items.lengths, lengths[items.documents])
@@ -178,7 +178,7 @@ def test_more_distinct_lengths_than_16_bits_can_tell(num_sizes: int) -> None:
 def test_over_more_documents_than_a_chunk(strategy: Any) -> None:
     """300,000 documents pass through the real sizes of chunks; sums and ledger as the lengths say."""
     lengths = np.minimum(np.random.default_rng(2).lognormal(5.5, 1, 300_000).astype(np.int32), 30_000)
-    plan = plan_packs(lengths, Packing(max_seq_len=4096, strategy=strategy, over_long="split"))
+    plan = plan_packs(lengths, Packing(seq_len=4096, strategy=strategy, over_long="split"))
     items = plan.items(np.arange(len(plan)))
     found = np.zeros(len(lengths), dtype=np.int64)
     np.add.at(found, items.documents, items.lengths)
@@ -199,7 +199,7 @@ def test_over_more_documents_than_a_chunk(strategy: Any) -> None:
 )
 def test_no_documents(strategy: Any, over_long: Any) -> None:
     for lengths in ([], [0], [0, 0, 0]):
-        plan = planned(lengths, Packing(max_seq_len=4, strategy=strategy, over_long=over_long))
+        plan = planned(lengths, Packing(seq_len=4, strategy=strategy, over_long=over_long))
         assert len(plan) == 0
         assert packs_of(plan) == []
         assert plan.ledger.empty_documents == len(lengths)

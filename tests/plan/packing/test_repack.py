@@ -28,7 +28,7 @@ def drawn(draw: st.DrawFn) -> tuple[list[int], Packing]:
     strategy = draw(st.sampled_from(["best_fit", "best_fit_split"]))
     over_long = "split" if strategy == "best_fit_split" else draw(st.sampled_from(["split", "truncate_left", "drop"]))
     packing = Packing(
-        max_seq_len=size,
+        seq_len=size,
         strategy=strategy,  # type: ignore[arg-type]
         over_long=over_long,  # type: ignore[arg-type]
         repack=True,
@@ -64,7 +64,7 @@ def test_without_a_key_the_packs_are_those_of_the_plain_model(drawn: tuple[list[
 
 def test_keys_mean_nothing_without_repack() -> None:
     lengths = np.tile(np.arange(1, 9), 20)
-    plan = plan_packs(lengths, Packing(max_seq_len=16))
+    plan = plan_packs(lengths, Packing(seq_len=16))
     assert [a.tolist() for a in epoch(plan, 5)] == [a.tolist() for a in plan.items(np.arange(len(plan)))]
 
 
@@ -72,7 +72,7 @@ def test_keys_mean_nothing_without_repack() -> None:
 def plan() -> PackPlan:
     """5,000 documents of up to 256 tokens, some of them split, packed into 128."""
     lengths = np.clip(np.random.default_rng(3).lognormal(3.3, 0.8, 5_000).astype(np.int64), 1, 256)
-    return plan_packs(lengths, Packing(max_seq_len=128, strategy="best_fit_split", repack=True))
+    return plan_packs(lengths, Packing(seq_len=128, strategy="best_fit_split", repack=True))
 
 
 def test_each_pack_by_the_key_of_its_own_epoch(plan: PackPlan) -> None:
@@ -103,7 +103,7 @@ def test_who_met_in_one_epoch_mostly_does_not_in_the_next(plan: PackPlan) -> Non
 
 def test_lengths_that_are_equally_frequent_are_exchanged_apart() -> None:
     """In each pack lie a 6 and a 4, as many of one as of the other: those that met first are not moved together."""
-    plan = plan_packs(np.repeat([6, 4], 500), Packing(max_seq_len=10, repack=True))
+    plan = plan_packs(np.repeat([6, 4], 500), Packing(seq_len=10, repack=True))
     epochs = [meetings(epoch(plan, key)) for key in derive_array(6, np.arange(3)).tolist()]
     for one, other in combinations([*epochs, meetings(plan.items(np.arange(500)))], 2):
         assert len(one & other) < 12
@@ -111,7 +111,7 @@ def test_lengths_that_are_equally_frequent_are_exchanged_apart() -> None:
 
 def test_each_document_comes_to_every_place_of_its_length() -> None:
     """60 documents of one length in 30 packs: over many epochs each is everywhere about equally often."""
-    plan = plan_packs(np.full(60, 3), Packing(max_seq_len=6, repack=True))
+    plan = plan_packs(np.full(60, 3), Packing(seq_len=6, repack=True))
     seen = np.zeros((60, 30))
     for key in derive_array(2, np.arange(600)).tolist():
         items = epoch(plan, key)

@@ -39,7 +39,7 @@ def test_documents_of_thousands_of_full_pieces(strategy: Any) -> None:
     """300 documents of 2^33 + 5 tokens: 2^41 tokens, of which every piece lies where it should."""
     length = (1 << 33) + 5
     source = HugeLengths((300, length), (1, 7))
-    plan = plan_packs(source, Packing(max_seq_len=LONGEST, strategy=strategy, over_long="split"))
+    plan = plan_packs(source, Packing(seq_len=LONGEST, strategy=strategy, over_long="split"))
     ledger = plan.ledger
     assert ledger.raw_tokens == 300 * length + 7 > 1 << 41
     assert ledger.split_remainder_tokens == 1500
@@ -56,7 +56,7 @@ def test_documents_of_thousands_of_full_pieces(strategy: Any) -> None:
 
 def test_wrapped_packs_beyond_two_to_the_32() -> None:
     """2^43 tokens in packs of 1,024: twice as many packs as 32 bits can number."""
-    plan = plan_packs(HugeLengths((3, 1 << 41), (1, (1 << 41) + 1)), Packing(max_seq_len=1024, strategy="wrapped"))
+    plan = plan_packs(HugeLengths((3, 1 << 41), (1, (1 << 41) + 1)), Packing(seq_len=1024, strategy="wrapped"))
     assert len(plan) == (1 << 33) + 1
     last = len(plan) - 1
     items = plan.items(np.array([last, last - 1, 1 << 31]))
@@ -71,7 +71,7 @@ def test_wrapped_packs_beyond_two_to_the_32() -> None:
 @pytest.mark.parametrize("over_long", ["truncate_left", "truncate_right", "drop"])
 def test_tokens_lost_by_the_thousand_million(over_long: Any) -> None:
     length = (1 << 40) + 3
-    plan = plan_packs(HugeLengths((5, length), (1, LONGEST)), Packing(max_seq_len=LONGEST, over_long=over_long))
+    plan = plan_packs(HugeLengths((5, length), (1, LONGEST)), Packing(seq_len=LONGEST, over_long=over_long))
     if over_long == "drop":
         assert plan.ledger.dropped_tokens == 5 * length
         assert plan.items(np.arange(len(plan))).documents.tolist() == [5]
@@ -87,18 +87,18 @@ def test_more_pieces_than_a_plan_can_number() -> None:
     with pytest.raises(
         ConfigError, match=r"1 documents and 4,294,967,296 full pieces; .* at most 4,294,967,294.*blend"
     ):
-        plan_packs(HugeLengths((1, LONGEST << 32)), Packing(max_seq_len=LONGEST, over_long="split"))
+        plan_packs(HugeLengths((1, LONGEST << 32)), Packing(seq_len=LONGEST, over_long="split"))
     # Where it is no pieces there are not too many; and without splitting the numbers of documents count alone.
-    plan = plan_packs(HugeLengths((1, LONGEST << 32)), Packing(max_seq_len=LONGEST, over_long="truncate_right"))
+    plan = plan_packs(HugeLengths((1, LONGEST << 32)), Packing(seq_len=LONGEST, over_long="truncate_right"))
     assert (len(plan), MAX_DOCUMENTS) == (1, 2**32 - 2)
 
 
 def test_more_documents_than_a_plan_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents and full pieces are numbered together. The real bound would take 32 GiB of lengths to pass."""
     monkeypatch.setattr("headrace.plan.packing.lengths.MAX_DOCUMENTS", 10)
-    packing = Packing(max_seq_len=4, over_long="split")
+    packing = Packing(seq_len=4, over_long="split")
     assert len(plan_packs(np.array([1] * 10), packing)) == 3
-    assert len(plan_packs(np.array([1] * 5 + [20]), Packing(max_seq_len=4, over_long="drop"))) == 2
+    assert len(plan_packs(np.array([1] * 5 + [20]), Packing(seq_len=4, over_long="drop"))) == 2
     for lengths in ([1] * 11, [1] * 5 + [20]):
         with pytest.raises(ConfigError, match=r"documents and \d full pieces; one plan of packs holds at most 10"):
             plan_packs(np.array(lengths), packing)
@@ -109,6 +109,6 @@ def test_deviation_where_squares_pass_two_to_the_63() -> None:
     full, half = LONGEST, LONGEST // 2 + 1
     source = HugeLengths((600_000, full), (600_000, half))
     for strategy in ("best_fit", "greedy"):
-        plan = plan_packs(source, Packing(max_seq_len=LONGEST, strategy=strategy))  # type: ignore[arg-type]
+        plan = plan_packs(source, Packing(seq_len=LONGEST, strategy=strategy))  # type: ignore[arg-type]
         assert len(plan) == 1_200_000
         assert plan.meta.deviation_tokens == pytest.approx((full - half) / 2, rel=1e-9)

@@ -181,11 +181,11 @@ def test_rewards_are_never_rounded_away() -> None:
         ({}, (2048, "keep_start", None), None),
         ({"max_packed_len": 100}, (100, "keep_start", None), None),
         ({"max_packed_len": 100, "truncation_mode": "keep_end"}, (100, "keep_end", 2048), None),
-        ({"packing_strategy": "bfd"}, (2048, "keep_start", None), Packing(max_seq_len=8192)),
+        ({"packing_strategy": "bfd"}, (2048, "keep_start", None), Packing(seq_len=8192)),
         (
             {"packing_strategy": "bfd_split", "max_packed_len": 10},
             (2048, "keep_start", None),
-            Packing(max_seq_len=10, strategy="best_fit_split"),
+            Packing(seq_len=10, strategy="best_fit_split"),
         ),
     ],
 )

@@ -45,7 +45,7 @@ def test_everything_can_be_said() -> None:
     assert recipe.template.now is not None
     assert recipe.template.now.isoformat() == "2025-01-31T12:00:00"
     assert recipe.mask.roles == ("assistant", "tool")
-    assert recipe.packing == Packing(max_seq_len=4096)
+    assert recipe.packing == Packing(seq_len=4096)
     keys = {key.stored: (key.kind, key.parallel_to, key.dtype) for key in store_keys(recipe)}
     assert keys == {
         "sequence": ("ids", None, "int32"),

@@ -62,7 +62,7 @@ def form_of(form: Form | None, pipeline: EncoderPipeline, facts: MeasuredFacts) 
         raise ConfigError(f"form is {form!r:.80}; expected a Packing, a Grouping, or None for single outputs")
     if pipeline.packing and not isinstance(form, Packing):
         raise ConfigError(
-            f"{kind} packs: say how long packs are, form=headrace.Packing(max_seq_len=4096); found form={form!r:.80}"
+            f"{kind} packs: say how long packs are, form=headrace.Packing(seq_len=4096); found form={form!r:.80}"
         )
     if pipeline.packing and pipeline.groups:
         raise ConfigError(
@@ -395,8 +395,8 @@ class MeasuredDataset(SampleDataset):
         form = ""
         if isinstance(self.form, Packing):
             packs = self.units.measured.packs
-            share = packs.ledger.num_tokens / (len(packs) * self.form.max_seq_len) if packs else 0.0
-            form = f", {self.form.strategy} packs of {self.form.max_seq_len:,}, {share:.1%} full"
+            share = packs.ledger.num_tokens / (len(packs) * self.form.seq_len) if packs else 0.0
+            form = f", {self.form.strategy} packs of {self.form.seq_len:,}, {share:.1%} full"
             if packs and (empty := packs.ledger.empty_documents):
                 form += f"; {empty:,} outputs of length 0 are in none"
         elif self.is_group_batches and self.units.measured.groups is not None:

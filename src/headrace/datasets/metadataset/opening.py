@@ -116,7 +116,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             if "window_tokens" not in source.windows:
                 raise ConfigError("windows: window_tokens is missing, the length of a window")
             try:
-                return WindowDataset(store, **source.windows)
+                options = dict(source.windows)
+                return WindowDataset(store, seq_len=options.pop("window_tokens"), **options)
             except TypeError as error:
                 raise ConfigError(f"windows: {error}; found {source.windows}") from error
         labels = {name: value for name, value in (source.packs or {}).items() if name in _LABELS}
@@ -124,7 +125,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         try:
             packing = msgspec.convert(options, Packing)
         except msgspec.ValidationError as error:
-            known = ", ".join((*Packing.__struct_fields__, *_LABELS))
+            known = ", ".join((*Packing.__struct_encode_fields__, *_LABELS))
             raise ConfigError(f"packs: {error}; known are {known}") from error
         return PackedSequenceDataset(store, packing, **labels)
 

@@ -141,8 +141,8 @@ class _Records:
 
 def _of_tokens(store: Store, kind: str, recipe: dict[str, Any]) -> Face:
     if kind == "windows":
-        names = ("window_tokens", "stride", "phase", "document_ids", "position_ids")
-        return WindowDataset(store, loss_mask_key=None, **{name: recipe[name] for name in names})
+        options = {name: recipe[name] for name in ("stride", "phase", "document_ids", "position_ids")}
+        return WindowDataset(store, seq_len=recipe["window_tokens"], loss_mask_key=None, **options)
     if kind == "packed_sequences":
         return PackedSequenceDataset(store, msgspec.convert(recipe["packing"], Packing), loss_mask_key=None)
     return _Records(store)

@@ -178,7 +178,7 @@ class BestFit:
         return [np.sort(packs[pack]) for pack in given.tolist()]
 
     def _packing(self) -> Packing:
-        return Packing(max_seq_len=self.max_length, segment_multiple=self.multiple)
+        return Packing(seq_len=self.max_length, segment_multiple=self.multiple)
 
 
 Select = Callable[[Items], Sequence[Sequence[int]]]

@@ -68,10 +68,10 @@ _CHUNK = 16_384
 """Documents looked at together: their sums stay in the cache, and few of them are looked at twice."""
 
 
-def next_fit(lengths: IntArray, max_seq_len: int) -> IntArray:
+def next_fit(lengths: IntArray, seq_len: int) -> IntArray:
     """(num_packs + 1,) int64: the first document of each pack, and the number of documents at the end.
 
-    ``lengths`` is (n,) int64, each in [0, max_seq_len]. A document without tokens joins the pack at hand. No pack is
+    ``lengths`` is (n,) int64, each in [0, seq_len]. A document without tokens joins the pack at hand. No pack is
     without tokens: where no document has any there are no packs, and the result is ``[n]``.
 
     Example: documents of 3, 2, 0, 2 and 2 tokens in packs of 6 are packed as (3, 2, 0) and (2, 2): ``[0, 3, 5]``.
@@ -79,17 +79,17 @@ def next_fit(lengths: IntArray, max_seq_len: int) -> IntArray:
     Takes about 30 ns of CPU a document and 30 ns a pack, and the memory of the result and of one chunk of documents.
 
     Raises:
-        ConfigError: ``max_seq_len`` below 1, a length below 0 or above ``max_seq_len``; names the document.
+        ConfigError: ``seq_len`` below 1, a length below 0 or above ``seq_len``; names the document.
     """
-    if max_seq_len < 1:
-        raise ConfigError(f"max_seq_len is at least 1, found {max_seq_len}")
+    if seq_len < 1:
+        raise ConfigError(f"seq_len is at least 1, found {seq_len}")
     if not lengths.any():
         return np.array([len(lengths)], dtype=np.int64)
     firsts = [np.zeros(1, dtype=np.int64)]
     begin, size = 0, _CHUNK
     while True:
         chunk = lengths[begin : begin + size]
-        after = _chain(chunk, max_seq_len, begin)
+        after = _chain(chunk, seq_len, begin)
         firsts.append(after + begin)
         if begin + len(chunk) == len(lengths):
             break
@@ -98,19 +98,19 @@ def next_fit(lengths: IntArray, max_seq_len: int) -> IntArray:
     return np.concatenate([*firsts, np.array([len(lengths)], dtype=np.int64)])
 
 
-def _chain(lengths: IntArray, max_seq_len: int, begin: int) -> IntArray:
+def _chain(lengths: IntArray, seq_len: int, begin: int) -> IntArray:
     """(k,) int64: where in a chunk each pack but the first begins; the documents before it are ``begin``."""
-    if lengths.min() < 0 or lengths.max() > max_seq_len:
-        wrong = int(np.flatnonzero((lengths < 0) | (lengths > max_seq_len))[0])
+    if lengths.min() < 0 or lengths.max() > seq_len:
+        wrong = int(np.flatnonzero((lengths < 0) | (lengths > seq_len))[0])
         raise ConfigError(
-            f"document {begin + wrong} has {lengths[wrong]:,} tokens, allowed are 0 to {max_seq_len:,}: split, truncate"
-            " or drop the longer ones, or increase max_seq_len"
+            f"document {begin + wrong} has {lengths[wrong]:,} tokens, allowed are 0 to {seq_len:,}: split, truncate"
+            " or drop the longer ones, or increase seq_len"
         )
     sums = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=sums[1:])
     # For each document, the first that does not fit into a pack beginning with it. To follow these from pack to pack
     # takes one step of Python a pack; an array of the standard library is the quickest to index so.
-    after = array("q", (np.searchsorted(sums, sums[:-1] + max_seq_len, side="right") - 1).tobytes())
+    after = array("q", (np.searchsorted(sums, sums[:-1] + seq_len, side="right") - 1).tobytes())
     chain = []
     at = after[0]
     while at < len(lengths):

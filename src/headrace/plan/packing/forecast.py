@@ -45,7 +45,7 @@ class StrategyForecast(msgspec.Struct, frozen=True, kw_only=True):
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """What every strategy makes of the documents of a source."""
 
-    max_seq_len: int
+    seq_len: int = msgspec.field(name="max_seq_len")  # the name in reports as JSON
     documents: int
     tokens: int
     over_long_documents: int
@@ -55,7 +55,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     strategies: tuple[StrategyForecast, ...]
 
 
-def forecast(lengths: Iterable[IntArray], max_seq_len: int, *, first_fit_documents: int) -> Forecast:
+def forecast(lengths: Iterable[IntArray], seq_len: int, *, first_fit_documents: int) -> Forecast:
     """Figures of all strategies, equal to those of `plan_packs` over the whole set; ``lengths`` come in chunks.
 
     Documents longer than a pack are cut by ``best_fit_split`` and ``wrapped``, and truncated on the right by the
@@ -63,11 +63,11 @@ def forecast(lengths: Iterable[IntArray], max_seq_len: int, *, first_fit_documen
     at the first ``first_fit_documents`` alone.
 
     Raises:
-        ConfigError: ``max_seq_len`` is out of range, or a length below 0.
+        ConfigError: ``seq_len`` is out of range, or a length below 0.
     """
-    Packing(max_seq_len=max_seq_len)  # refuses what no plan takes
-    seen, first = _Tally(max_seq_len), _Tally(max_seq_len)
-    greedy, wrapped = _Greedy(max_seq_len), _Wrapped(max_seq_len)
+    Packing(seq_len=seq_len)  # refuses what no plan takes
+    seen, first = _Tally(seq_len), _Tally(seq_len)
+    greedy, wrapped = _Greedy(seq_len), _Wrapped(seq_len)
     kept: list[IntArray] = []
     for chunk in lengths:
         if int(chunk.min(initial=0)) < 0:
@@ -81,7 +81,7 @@ def forecast(lengths: Iterable[IntArray], max_seq_len: int, *, first_fit_documen
             kept.append(own[own > 0].astype(np.int32))
     sizes = np.concatenate([np.zeros(0, dtype=np.int32), *kept])
     return Forecast(
-        max_seq_len=max_seq_len,
+        seq_len=seq_len,
         documents=seen.documents,
         tokens=seen.tokens,
         over_long_documents=seen.over_long,
@@ -90,8 +90,8 @@ def forecast(lengths: Iterable[IntArray], max_seq_len: int, *, first_fit_documen
             seen.truncated("greedy", greedy.packs),
             seen.truncated("best_fit", place(seen.counts).num_packs),
             seen.cut("best_fit_split", seen.full_pieces + place(seen.split_counts()).num_packs, seen.over_long),
-            first.truncated("first_fit", len(first_fit(sizes, max_seq_len)[1])),
-            seen.cut("wrapped", -(-seen.tokens // max_seq_len), wrapped.cut),
+            first.truncated("first_fit", len(first_fit(sizes, seq_len)[1])),
+            seen.cut("wrapped", -(-seen.tokens // seq_len), wrapped.cut),
         ),
     )
 
@@ -99,11 +99,11 @@ def forecast(lengths: Iterable[IntArray], max_seq_len: int, *, first_fit_documen
 class _Tally:
     """Sums and histogram of the documents so far."""
 
-    def __init__(self, max_seq_len: int) -> None:
-        self._size = max_seq_len
-        self.counts: IntArray = np.zeros(max_seq_len + 1, dtype=np.int64)
+    def __init__(self, seq_len: int) -> None:
+        self._size = seq_len
+        self.counts: IntArray = np.zeros(seq_len + 1, dtype=np.int64)
         """Documents by length, those longer than a pack at its length."""
-        self._remainders: IntArray = np.zeros(max_seq_len, dtype=np.int64)
+        self._remainders: IntArray = np.zeros(seq_len, dtype=np.int64)
         self._over_long_pieces = 0
         self.documents = self.tokens = self.over_long = self.over_long_tokens = self.longest = 0
 
@@ -166,8 +166,8 @@ def _count(counts: IntArray, values: IntArray) -> None:
 class _Greedy:
     """Next-fit over chunks: the pack at hand goes on in the next chunk as one document of its tokens."""
 
-    def __init__(self, max_seq_len: int) -> None:
-        self._size = max_seq_len
+    def __init__(self, seq_len: int) -> None:
+        self._size = seq_len
         self._closed = self._at_hand = 0
 
     def add(self, lengths: IntArray) -> None:
@@ -185,8 +185,8 @@ class _Greedy:
 class _Wrapped:
     """The documents that are cut where all stand one after another and every so many tokens a pack ends."""
 
-    def __init__(self, max_seq_len: int) -> None:
-        self._size = max_seq_len
+    def __init__(self, seq_len: int) -> None:
+        self._size = seq_len
         self._begin = 0
         self.cut = 0
 

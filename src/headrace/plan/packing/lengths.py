@@ -63,7 +63,7 @@ class ArrayLengths:
 class LengthSurvey:
     """Sums over all documents of a source; ``of`` makes one.
 
-    A document has *full pieces* (of ``max_seq_len`` tokens, where over-long ones are split) and at most one piece
+    A document has *full pieces* (of ``seq_len`` tokens, where over-long ones are split) and at most one piece
     of its own, shorter or as long: the rest of a split document, a truncated one, or simply all of it.
     """
 
@@ -102,15 +102,15 @@ class LengthSurvey:
         if self.over_long and packing.over_long == "error" and not packing.cuts:
             document, length = self.first_over_long
             raise ConfigError(
-                f"{self.over_long:,} of {self.num_documents:,} documents are longer than max_seq_len="
-                f"{packing.max_seq_len:,}: the first is document {document:,} of {length:,} tokens, the longest has "
+                f"{self.over_long:,} of {self.num_documents:,} documents are longer than seq_len="
+                f"{packing.seq_len:,}: the first is document {document:,} of {length:,} tokens, the longest has "
                 f"{self.longest:,}. Say what becomes of them with over_long='split', 'truncate_right', "
-                "'truncate_left' or 'drop', or raise max_seq_len"
+                "'truncate_left' or 'drop', or raise seq_len"
             )
         return self
 
     def _add(self, lengths: IntArray, packing: Packing) -> None:
-        size = packing.max_seq_len
+        size = packing.seq_len
         if len(lengths) == 0:
             return
         if int(lengths.min()) < 0:
@@ -137,7 +137,7 @@ class LengthSurvey:
 
 def own_lengths(lengths: IntArray, packing: Packing) -> IntArray:
     """(n,) int64: tokens of each document's own piece, 0 where it has none."""
-    size = packing.max_seq_len
+    size = packing.seq_len
     if packing.splits:
         return lengths % size
     if packing.over_long == "drop":
@@ -154,7 +154,7 @@ def units(lengths: IntArray, packing: Packing) -> IntArray:
 
 def own_begins(lengths: IntArray, packing: Packing) -> IntArray:
     """(n,) int64: the token of the document at which its own piece begins."""
-    size = packing.max_seq_len
+    size = packing.seq_len
     if packing.splits:
         return lengths - lengths % size
     if packing.over_long == "truncate_left":
@@ -172,11 +172,11 @@ def pieces_in_order(lengths: Lengths, packing: Packing) -> Iterator[tuple[IntArr
         documents = np.arange(document, document + len(chunk), dtype=np.int64)
         document += len(chunk)
         own = units(chunk.astype(np.int64, copy=False), packing)
-        if not packing.splits or int(chunk.max(initial=0)) < packing.max_seq_len:
+        if not packing.splits or int(chunk.max(initial=0)) < packing.seq_len:
             has = own > 0
             yield documents[has], own[has]
             continue
-        fulls = chunk.astype(np.int64, copy=False) // packing.max_seq_len
+        fulls = chunk.astype(np.int64, copy=False) // packing.seq_len
         counts = fulls + (own > 0)
         ends = np.cumsum(counts)
         numbers = np.repeat(documents, counts)

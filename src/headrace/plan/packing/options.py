@@ -19,7 +19,7 @@ MAX_SEQ_LEN = 1 << 22
 
 
 class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How documents become packs of ``max_seq_len`` tokens.
+    """How documents become packs of ``seq_len`` tokens.
 
     ``strategy``:
         ``best_fit``        best-fit decreasing: each document, longest first, into the fullest pack that has room (of
@@ -27,12 +27,12 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ``best_fit_split``  the same, over-long documents cut first, as TRL's ``bfd_split``;
         ``first_fit``       in the order of the store, each document into the first pack that has room;
         ``greedy``          in the order of the store, a new pack when the next document does not fit, as torchtune;
-        ``wrapped``         all documents one after another, cut every ``max_seq_len`` tokens.
+        ``wrapped``         all documents one after another, cut every ``seq_len`` tokens.
 
     ``over_long`` is what a document longer than a pack becomes:
         ``error``           a ConfigError that counts and names them;
-        ``split``           pieces of ``max_seq_len`` tokens and a last one, each packed as a document of its own;
-        ``truncate_right``  its first ``max_seq_len`` tokens;  ``truncate_left``  its last;
+        ``split``           pieces of ``seq_len`` tokens and a last one, each packed as a document of its own;
+        ``truncate_right``  its first ``seq_len`` tokens;  ``truncate_left``  its last;
         ``drop``            nothing.
     ``best_fit_split`` and ``wrapped`` cut by themselves.
 
@@ -47,7 +47,7 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ConfigError: an unknown value, or values that do not go together.
     """
 
-    max_seq_len: int
+    seq_len: int = msgspec.field(name="max_seq_len")  # the name in recipes and files
     strategy: Strategy = "best_fit"
     over_long: OverLong = "error"
     window_documents: int | None = None
@@ -56,22 +56,22 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         """Check each value, and what does not go together."""
-        for name in ("max_seq_len", "segment_multiple", "window_documents"):
+        for name in ("seq_len", "segment_multiple", "window_documents"):
             value = getattr(self, name)
             if not isinstance(value, int) and not (value is None and name == "window_documents"):
                 raise ConfigError(f"{name} is {value!r}; expected an integer")
-        if not 1 <= self.max_seq_len <= MAX_SEQ_LEN:
-            raise ConfigError(f"max_seq_len is {self.max_seq_len}; allowed are 1 to {MAX_SEQ_LEN:,}")
+        if not 1 <= self.seq_len <= MAX_SEQ_LEN:
+            raise ConfigError(f"seq_len is {self.seq_len}; allowed are 1 to {MAX_SEQ_LEN:,}")
         if self.strategy not in get_args(Strategy):
             raise ConfigError(f"strategy is {self.strategy!r}; allowed are {_listed(Strategy)}")
         if self.over_long not in get_args(OverLong):
             raise ConfigError(f"over_long is {self.over_long!r}; allowed are {_listed(OverLong)}")
         if self.window_documents is not None and self.window_documents < 1:
             raise ConfigError(f"window_documents is {self.window_documents}; it is at least 1, or None")
-        if self.segment_multiple < 1 or self.max_seq_len % self.segment_multiple:
+        if self.segment_multiple < 1 or self.seq_len % self.segment_multiple:
             raise ConfigError(
-                f"segment_multiple is {self.segment_multiple}; it is at least 1 and divides max_seq_len "
-                f"{self.max_seq_len:,}, so that a pack is filled by whole segments"
+                f"segment_multiple is {self.segment_multiple}; it is at least 1 and divides seq_len "
+                f"{self.seq_len:,}, so that a pack is filled by whole segments"
             )
         if self.cuts and self.over_long not in ("error", "split"):
             raise ConfigError(f"{self.strategy} cuts documents: over_long={self.over_long!r} does not go with it")
@@ -96,7 +96,7 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def capacity(self) -> int:
         """Room of a pack, in units of ``segment_multiple`` tokens."""
-        return self.max_seq_len // self.segment_multiple
+        return self.seq_len // self.segment_multiple
 
 
 def _listed(kind: object) -> str:

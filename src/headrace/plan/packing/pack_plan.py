@@ -183,7 +183,7 @@ class PackPlan:
         begins, lengths = own_begins(document_lengths, self.packing), own_lengths(document_lengths, self.packing)
         continues = np.zeros(len(documents), dtype=bool)
         if is_full is not None:
-            size = self.packing.max_seq_len
+            size = self.packing.seq_len
             # Pieces of a document are numbered one after another: its first one is where the document before it ends.
             firsts = np.where(place > 0, ends[place - 1], 0).astype(np.int64)
             begins[is_full] = (number - firsts) * size
@@ -228,7 +228,7 @@ class PackPlan:
     def _wrapped(self, packs: IntArray) -> PackItems:
         """Slices of the stream, cut at documents."""
         ends = self.arrays["ends"]
-        size = self.packing.max_seq_len
+        size = self.packing.seq_len
         begin = packs * size
         end = np.minimum(begin + size, ends[-1] if len(ends) else 0)
         first = np.searchsorted(ends, begin, side="right")

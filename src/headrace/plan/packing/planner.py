@@ -232,7 +232,7 @@ class _Rechunked:
 
 def _wrapped(source: Lengths, survey: LengthSurvey, packing: Packing) -> PackPlan:
     """All documents one after another: where each ends is all there is to know."""
-    size = packing.max_seq_len
+    size = packing.seq_len
     ends = np.empty(len(source), dtype=np.int64)
     at = begin = cut = remainder = 0
     for chunk in source.chunks():
@@ -286,7 +286,7 @@ def _ledger(survey: LengthSurvey, packing: Packing, num_packs: int) -> PackingLe
     over = survey.over_long
     splits = packing.splits or packing.cuts
     drops, truncates = packing.over_long == "drop", packing.over_long.startswith("truncate")
-    truncated = survey.over_long_tokens - over * packing.max_seq_len if truncates else 0
+    truncated = survey.over_long_tokens - over * packing.seq_len if truncates else 0
     dropped = survey.over_long_tokens if drops else 0
     remainder = survey.remainder_tokens if splits else 0
     in_packs = survey.raw_tokens - truncated - dropped
@@ -303,5 +303,5 @@ def _ledger(survey: LengthSurvey, packing: Packing, num_packs: int) -> PackingLe
         truncated_tokens=truncated,
         dropped_tokens=dropped,
         num_packs=num_packs,
-        pad_tokens=num_packs * packing.max_seq_len - in_packs,
+        pad_tokens=num_packs * packing.seq_len - in_packs,
     )

@@ -169,7 +169,7 @@ def _packing(limits: _Preprocessing) -> Packing | None:
     if limits.packing_strategy == "simple":
         return None
     is_split = limits.packing_strategy == "bfd_split"
-    return Packing(max_seq_len=limits.max_packed_len, strategy="best_fit_split" if is_split else "best_fit")
+    return Packing(seq_len=limits.max_packed_len, strategy="best_fit_split" if is_split else "best_fit")
 
 
 def _dtypes(config: _Config, sources: dict[str, Source], *, is_text: bool) -> dict[str, str]:

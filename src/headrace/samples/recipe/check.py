@@ -213,10 +213,10 @@ def _check(value: Any, kind: Any, path: str) -> None:
             _check(entry, arguments[1], _below(path, key))
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
         hints = typing.get_type_hints(kind)
-        names = [field.name for field in msgspec.structs.fields(kind)]
+        names = {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
         check_keys(value, names, path)
         for key, entry in value.items():
-            _check(entry, hints[key], _below(path, key))
+            _check(entry, hints[names[key]], _below(path, key))
 
 
 def check_keys(value: dict[Any, Any], known: Iterable[str], path: str) -> None:
