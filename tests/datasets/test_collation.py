@@ -62,7 +62,7 @@ def test_what_is_kept() -> None:
     [
         ({"over_long": "cut"}, "over_long is 'cut'; allowed are 'error', 'truncate_right'"),
         ({"pad_to": "longer"}, "pad_to is 'longer'"),
-        ({"side": "top"}, "side is 'top'"),
+        ({"padding_side": "top"}, "padding_side is 'top'"),
         ({"max_length": 0}, "at least 1, found 0 and 1"),
         ({"multiple_of": 0}, "at least 1, found None and 0"),
         ({"pad_to": "max_length"}, "need max_length"),

@@ -36,7 +36,7 @@ def labels_of(record: records_made.Record, answer: str, kind: str) -> list[int]:
 def test_both_layouts_by_plain_lists(store: Any, side: Any, labels: Any) -> None:
     chosen = [3, 9, 0, 3]
     records = [RECORDS[i] for i in chosen]
-    collation = Collation(padding_idx=5, side=side, multiple_of=4)
+    collation = Collation(padding_idx=5, padding_side=side, multiple_of=4)
     width = -(-max(len(record[answer]) for record in records for answer in ("chosen", "rejected")) // 4) * 4
     apart = PreferenceDataset(store, collation, labels=labels)
     batch = apart.read(np.array(chosen))

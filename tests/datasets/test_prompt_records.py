@@ -29,7 +29,9 @@ def test_batches(tmp_path: Path, layout: str) -> None:
     assert not dataset.is_counted
     assert dataset.sample_lengths(np.array([4, 2])).tolist() == list(map(len, rows))
     assert dataset[4]["columns"]["index"] == 4
-    assert PromptDataset(dataset.store, Collation(side="right")).read(np.array([4]))["input_ids"].tolist() == [rows[0]]
+    assert PromptDataset(dataset.store, Collation(padding_side="right")).read(np.array([4]))["input_ids"].tolist() == [
+        rows[0]
+    ]
 
 
 def test_without_columns(tmp_path: Path) -> None:

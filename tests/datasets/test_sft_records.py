@@ -45,7 +45,7 @@ def test_batches_are_the_records_padded(
     stores: dict[str, Any], layout: str, labels: Any, over_long: Any, side: Any, multiple: int, chosen: list[int]
 ) -> None:
     limit = {} if over_long is None else {"max_length": 11, "over_long": over_long}
-    collation = Collation(side=side, multiple_of=multiple, padding_idx=7, **limit)
+    collation = Collation(padding_side=side, multiple_of=multiple, padding_idx=7, **limit)
     dataset = SFTDataset(stores[layout], collation, labels=labels)
     batch = dataset.read(dataset.locate(np.array(chosen, dtype=np.int64)))
     rows = [plain(RECORDS[i], collation, labels) for i in chosen]

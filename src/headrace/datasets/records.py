@@ -24,7 +24,7 @@ from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import CombinedStore, KeyedStore, ShardedStore, Store
 from headrace.stores.segmented import SegmentedStore
 
-Side = Literal["right", "left"]
+PaddingSide = Literal["right", "left"]
 
 
 class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +34,7 @@ class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``"error"``, ``"truncate_right"`` (the end is lost) or ``"truncate_left"`` (the beginning is lost).
 
     Batches are padded to the longest record in them, or with ``pad_to="max_length"`` all to that, with ``padding_idx``,
-    on the ``side``; None is the usual one: left for prompts that are generated from, right for all else.
+    on the ``padding_side``; None is the usual one: left for prompts that are generated from, right for all else.
     ``multiple_of`` rounds the length of the longest up.
     """
 
@@ -42,7 +42,7 @@ class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     over_long: Literal["error", "truncate_right", "truncate_left"] = "error"
     pad_to: Literal["longest", "max_length"] = "longest"
     multiple_of: int = 1
-    side: Side | None = None
+    padding_side: PaddingSide | None = msgspec.field(name="side", default=None)  # the name in recipes
     padding_idx: int = 0
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         allowed = {
             "over_long": ("error", "truncate_right", "truncate_left"),
             "pad_to": ("longest", "max_length"),
-            "side": ("right", "left", None),
+            "padding_side": ("right", "left", None),
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -91,10 +91,10 @@ class Grid(NamedTuple):
 
     is_token: NDArray[np.bool_]
     lengths: IntArray
-    side: Side
+    padding_side: PaddingSide
 
     @classmethod
-    def of(cls, lengths: Sequence[int] | IntArray, width: int, side: Side) -> Grid:
+    def of(cls, lengths: Sequence[int] | IntArray, width: int, padding_side: PaddingSide) -> Grid:
         """Rows of these lengths, padded on a side.
 
         Raises:
@@ -104,8 +104,8 @@ class Grid(NamedTuple):
         if sizes.size and int(sizes.max()) > width:
             raise ConfigError(f"sample {int(sizes.argmax())} has {sizes.max():,} tokens, and {width:,} have room")
         columns = np.arange(width)
-        is_token = columns < sizes[:, None] if side == "right" else columns >= (width - sizes)[:, None]
-        return cls(is_token, sizes, side)
+        is_token = columns < sizes[:, None] if padding_side == "right" else columns >= (width - sizes)[:, None]
+        return cls(is_token, sizes, padding_side)
 
     def filled(self, rows: Sequence[ArrayLike], fill: int, dtype: type) -> NDArray[Any]:
         """(n, width): the values of each row in their places, and ``fill`` elsewhere."""
@@ -117,7 +117,7 @@ class Grid(NamedTuple):
     def positions(self) -> IntArray:
         """(n, width) int64: 0, 1, 2, ... over the tokens of a row, and from 0 again over its pads."""
         count = self.is_token.shape[1]
-        if self.side == "right":
+        if self.padding_side == "right":
             begins = np.where(self.is_token, 0, self.lengths[:, None])
         else:
             begins = np.where(self.is_token, (count - self.lengths)[:, None], 0)
@@ -218,7 +218,7 @@ class RecordDataset(Dataset):
         ConfigError: not a store, or without records, no such key, or over-long records and no policy for them.
     """
 
-    side: Side = "right"
+    padding_side: PaddingSide = "right"
 
     def __init__(self, store: Store, collation: Collation, keys: Mapping[str, str]) -> None:
         if not isinstance(collation, Collation):
@@ -334,12 +334,12 @@ class RecordDataset(Dataset):
             raise IndexError(f"records {wanted.min()} .. {wanted.max()} of a dataset of {len(self):,}")
         return self.samples(wanted % len(self))
 
-    def _side(self) -> Side:
-        return self.side if self.collation.side is None else self.collation.side
+    def _padding_side(self) -> PaddingSide:
+        return self.padding_side if self.collation.padding_side is None else self.collation.padding_side
 
     def _grid(self, lengths: Sequence[int]) -> Grid:
         """Rows for records of these lengths, as wide as the collation says."""
-        return Grid.of(lengths, self.collation.width(max(lengths, default=0)), self._side())
+        return Grid.of(lengths, self.collation.width(max(lengths, default=0)), self._padding_side())
 
     def _cut(self, values: Any, record: int, what: str) -> Any:
         """What the collation keeps of one sequence of a record."""

@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Counts, Fields, Sample
-from headrace.datasets.records import Collation, Grid, RecordDataset, Side, check_parallel, found_key, supervised_labels
+from headrace.datasets.records import (
+    Collation,
+    Grid,
+    PaddingSide,
+    RecordDataset,
+    check_parallel,
+    found_key,
+    supervised_labels,
+)
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.plan.segments import IGNORED_LABEL
@@ -186,7 +194,7 @@ class PromptDataset(RecordDataset):
         InputError: on reading, columns that are no JSON object; names the record.
     """
 
-    side: Side = "left"
+    padding_side: PaddingSide = "left"
 
     def __init__(self, store: Store, collation: Collation | None = None) -> None:
         if not isinstance(store, Store):
@@ -269,7 +277,7 @@ class GroupDataset(RecordDataset):
         InputError: on reading, a record whose numbers do not fit together.
     """
 
-    side: Side = "left"
+    padding_side: PaddingSide = "left"
 
     def __init__(
         self, store: Store, collation: Collation | None = None, *, max_response_length: int | None = None

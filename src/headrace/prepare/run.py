@@ -97,7 +97,7 @@ class TextRun:
                 if not self._plan.is_shuffled:
                     break
                 self._check_inputs()
-                self._taker.begin_sorting()
+                self._committer.begin_sorting()
             if self._state.phase == "sort":
                 self._sort()
             self._check_inputs()
@@ -105,27 +105,27 @@ class TextRun:
             self._on_progress(
                 TextProgress(phase="finish", documents=self._ledger.state.kept, tokens=self._ledger.tokens)
             )
-            self._taker.checkpoint()
-            shards = self._taker.output.finish()
-            self._taker.add_order()
-            origins = self._taker.origins.finish()
+            self._committer.checkpoint()
+            shards = self._committer.output.finish()
+            self._committer.add_order()
+            origins = self._committer.origins.finish()
             outputs, moves = name_outputs(self._plan, shards, self._state.domains, origins, self._work)
-            supervised = self._taker.output.supervised
+            supervised = self._committer.output.supervised
             manifest = build_manifest(self._plan, self._state, self._ledger, outputs, origins, self._work, supervised)
         except BaseException as error:
             if self._is_worth_keeping(error):
                 self._folder.keep()
                 if not isinstance(error, HeadraceError):
                     self._on_notice("what is done so far is kept: the same command goes on from there")
-            self._taker.suspend()
+            self._committer.suspend()
             raise
         self._folder.keep()
         return manifest, moves
 
     def _take_from(self, state: RunState) -> None:
         self._state = state
-        self._taker = Committer(self._plan, self._work, state)
-        self._ledger = self._taker.ledger
+        self._committer = Committer(self._plan, self._work, state)
+        self._ledger = self._committer.ledger
 
     def _is_worth_keeping(self, error: BaseException) -> bool:
         """Whether the same command could go on: not after a defect, nor where the inputs are others or hold nothing."""
@@ -155,10 +155,10 @@ class TextRun:
                 self._ledger.state.hashes[result.number] = result.xxh3_128
                 continue
             if backend != _REFERENCE and result.piece == 0 and not result.is_last:
-                self._taker.checkpoint()
+                self._committer.checkpoint()
                 save_state(self._work, state, TASK_NAME)
             path = piece_path(setup.parts, result.task_index, result.piece)
-            self._taker.take_text(read_piece(path), path)
+            self._committer.take_text(read_piece(path), path)
             if result.is_last:
                 self._underway.pop(result.task_index, None)
             self._check_errors()
@@ -176,7 +176,7 @@ class TextRun:
         for result in self._results(setup, orders, folder, 1):
             if isinstance(result, PieceDone):
                 path = piece_path(folder, result.task_index, result.piece)
-                self._taker.take_sorted(read_piece(path), path, bucket_path(folder, result.task_index))
+                self._committer.take_sorted(read_piece(path), path, bucket_path(folder, result.task_index))
 
     def _setup(self, backend: str) -> Setup:
         # A worker that outlives a killed parent for a moment may still leave a piece: of the same run it is the same
@@ -241,7 +241,7 @@ class TextRun:
         return [info.is_last for info in infos] == [False] * (len(infos) - 1) + [True]
 
     def _fall_back(self, message: str) -> None:
-        self._taker.checkpoint()
+        self._committer.checkpoint()
         state = self._state
         if state.cursor.piece:
             # What was taken of this task goes out again.
@@ -252,7 +252,7 @@ class TextRun:
             state = found
         state.fallback = f"task {state.task_index}: {message}"
         save_state(self._work, state)
-        self._taker.suspend()
+        self._committer.suspend()
         self._take_from(state)
         self._underway.clear()
         self._on_notice(

@@ -12,7 +12,7 @@ from PIL import Image
 from framed_encoders import Fitted, Grouped, Packed, Several, Sized, Torn, cook, numbers
 from headrace import ConfigError, MediaDataset, Order
 from headrace.datasets import EncodedDataset, Framed, FramedRun
-from headrace.datasets.encoded.unit_reader import Held, size_of
+from headrace.datasets.encoded.unit_reader import BoundedCache, size_of
 from headrace.encoders import (
     Cooker,
     DefaultTaskEncoder,
@@ -307,7 +307,7 @@ def test_sizes_are_about_right() -> None:
     assert 900 < size_of({"__key__": "k" * 9_000, "text": "x" * 900}) < 1_500
     assert size_of(bytearray(900)) > 900
     assert size_of(Image.new("RGB", (100, 10))) > 3_000
-    held: Held[bytes] = Held(1_000)
+    held: BoundedCache[bytes] = BoundedCache(1_000)
     for key in range(5):
         held.put(key, bytes(300), bytes(300))
     held.put(4, bytes(300), bytes(300))

@@ -105,9 +105,9 @@ def test_a_reader_from_any_state_makes_the_same_units(
         mine = range(cut + rank, last(run), world)
         again = pickle.loads(pickle.dumps(first)).reader(states)
         assert read(again, mine, together)[0] == wanted[cut + rank :: world]
-        assert world > 1 or not again.figures.num_held, "nothing waits for a unit that does not come"
+        assert world > 1 or not again.figures.num_waiting, "nothing waits for a unit that does not come"
     if buffer_bytes == 0:
-        assert reader.figures.num_held == 0
+        assert reader.figures.num_waiting == 0
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -136,7 +136,7 @@ def test_every_output_is_in_one_unit(sources: Sources, kind: str) -> None:
     else:
         assert there == wanted
     figures = reader.figures
-    assert figures.num_held == 0 < figures.most_held_bytes
+    assert figures.num_waiting == 0 < figures.most_waiting_bytes
     assert figures.num_encoded == 60
     assert figures.frames.num_units == len(units)
     expected = len(made) - sum(wanted[key] for key in left_out if kind == "groups")
@@ -236,7 +236,7 @@ def test_an_endless_run_keeps_little(sources: Sources) -> None:
     for step in range(30):
         reader.samples(range(4 * step, 4 * step + 4))
         reader.forget(4 * step + 4)
-        most = max(most, reader.figures.num_held)
+        most = max(most, reader.figures.num_waiting)
         assert len(reader.marks()) <= 8
     assert most < 40
     assert run.units(3) == run.reader().samples(range(12, 16))
@@ -250,7 +250,7 @@ def test_ranks_that_share_a_lane_keep_what_is_theirs(sources: Sources) -> None:
         reader = run.reader()
         assert reader.samples(range(rank, 30, 3)) == wanted[rank::3]
         reader.skip(29)
-        assert reader.figures.num_held < 16
+        assert reader.figures.num_waiting < 16
 
 
 def test_frames_that_are_read_in_parts(sources: Sources) -> None:
@@ -265,9 +265,9 @@ def test_lanes_that_are_left(sources: Sources) -> None:
     wanted = run.reader().samples(range(60))
     reader = run.reader()
     found = reader.samples(range(4))
-    held = reader.figures.num_held
+    held = reader.figures.num_waiting
     reader.leave([0, 2])
-    assert 0 < reader.figures.num_held < held
+    assert 0 < reader.figures.num_waiting < held
     for number in range(5, 60, 2):
         found += reader.samples([number])
     assert found == [*wanted[:4], *wanted[5::2]]
@@ -284,5 +284,5 @@ def test_a_resume_keeps_nothing_that_was_delivered(sources: Sources, kind: str) 
         marks += reader.marks()
         after = run.reader(resumed(run, marks, cut))
         after.samples(range(cut, last(run)))
-        assert after.figures.num_held == 0
+        assert after.figures.num_waiting == 0
         reader.samples(range(cut, cut + 4))

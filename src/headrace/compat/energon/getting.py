@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from headrace.compat.energon.batching import Batching, OpenedUnits, PathOrData, over, parts
 from headrace.compat.energon.dataset import EnergonDataset, Tail, WorkerConfig
 from headrace.compat.energon.framed import FramedLoader
 from headrace.compat.energon.loader import EnergonLoader, OwnOrderLoader, StreamLoader
-from headrace.compat.energon.making import BatchMaking, Given, OpenedUnits, over, parts
 from headrace.compat.energon.passes import Kind, Training, Validation, over_passes, prepared
 from headrace.datasets import Dataset
 from headrace.datasets.encoded.samples import Encoder
@@ -21,7 +21,7 @@ from headrace.plan import BatchSchedule
 
 
 def get_train_dataset(
-    path: Given,
+    path: PathOrData,
     *,
     split_part: str = "train",
     worker_config: WorkerConfig,
@@ -93,7 +93,7 @@ def get_train_dataset(
         virtual_epoch_length=virtual_epoch_length,
         global_batch_size=global_batch_size,
     )
-    making = BatchMaking(
+    batching = Batching(
         task_encoder,
         seed=worker_config.seed_offset,
         batch_size=batch_size,
@@ -102,7 +102,7 @@ def get_train_dataset(
         framed=framed,
         num_lanes=num_lanes,
     )
-    return prepared(path, split_part, passes, making, worker_config, options)
+    return prepared(path, split_part, passes, batching, worker_config, options)
 
 
 def get_savable_loader(
@@ -156,7 +156,7 @@ get_loader = get_savable_loader
 
 
 def get_val_dataset(
-    path: Given,
+    path: PathOrData,
     *,
     split_part: str = "val",
     worker_config: WorkerConfig,
@@ -191,7 +191,7 @@ def get_val_dataset(
         ConfigError, StoreError: as `get_train_dataset`.
     """
     passes = _validation(order, limit, tail, batch_drop_last)
-    making = BatchMaking(
+    batching = Batching(
         task_encoder,
         seed=worker_config.seed_offset,
         batch_size=batch_size,
@@ -200,11 +200,11 @@ def get_val_dataset(
         framed=framed,
         num_lanes=num_lanes,
     )
-    return prepared(path, split_part, passes, making, worker_config, options)
+    return prepared(path, split_part, passes, batching, worker_config, options)
 
 
 def get_val_datasets(
-    path: Given,
+    path: PathOrData,
     *,
     split_part: str = "val",
     worker_config: WorkerConfig,
@@ -229,7 +229,7 @@ def get_val_datasets(
     )
     passes = _validation(order, limit, tail, batch_drop_last)
     # The encoder is around each part already: what is left to say are sizes.
-    making = BatchMaking(
+    batching = Batching(
         None,
         seed=worker_config.seed_offset,
         batch_size=whole.batch_size,
@@ -239,13 +239,11 @@ def get_val_datasets(
         num_lanes=options.get("num_lanes"),
     )
     units = None if whole.framed is None else whole.framed.data
-    return [
-        (
-            over_passes(OpenedUnits(part, None if units is None else over(units, part)), passes, making, worker_config),
-            part,
-        )
-        for part in parts(whole.stream.data)
-    ]
+    found = []
+    for part in parts(whole.stream.data):
+        data = OpenedUnits(part, None if units is None else over(units, part))
+        found.append((over_passes(data, passes, batching, worker_config), part))
+    return found
 
 
 def _validation(order: Literal["stride", "energon"], limit: int | None, tail: Tail, drop_last: bool) -> Validation:

@@ -131,7 +131,7 @@ class BaseWebdataset(BaseCoreDataset):
         split_part: of a dataset of Energon's; None for all shards. Others have one part.
         split_config: name of another split file in ``.nv-meta``.
         subset: a range of the samples, ``["25%", "75%"]`` or ``[100, "end"]``.
-        making: the other arguments of `MediaDataset`.
+        media_options: the other arguments of `MediaDataset`.
         order: those of `BaseCoreDataset`.
 
     Raises:
@@ -148,11 +148,11 @@ class BaseWebdataset(BaseCoreDataset):
         split_part: str | None = "train",
         split_config: str | None = None,
         subset: SubsetRange | Sequence[int | str] | None = None,
-        making: Mapping[str, Any] | None = None,
+        media_options: Mapping[str, Any] | None = None,
         **order: Any,
     ) -> None:
         store = _opened(path, split_part, split_config)
-        made = MediaDataset(store, sample_type, **(making or {}))
+        made = MediaDataset(store, sample_type, **(media_options or {}))
         self.subflavors = made.subflavors
         super().__init__(made if subset is None else Subset(made, subset), training=training, **order)
 
@@ -184,14 +184,14 @@ class DefaultGenericWebdataset(BaseWebdataset):
         decoder: SampleDecoder | None = None,
         **options: Any,
     ) -> None:
-        making = {
+        media_options = {
             "field_map": field_map,
             "sample_loader": sample_loader,
             "part_filter": part_filter,
             "subflavors": subflavors,
             "decoder": self.default_decoder if decoder is None else decoder,
         }
-        super().__init__(path, sample_type, making=making, **options)
+        super().__init__(path, sample_type, media_options=media_options, **options)
 
 
 class DefaultDecoderWebdataset(DefaultGenericWebdataset):
@@ -251,14 +251,14 @@ class CrudeWebdataset(BaseWebdataset):
         aux: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        making = {
+        media_options = {
             "cookers": cookers,
             "subflavors": subflavors,
             "part_filter": part_filter,
             "decoder": decoder,
             "aux": aux,
         }
-        super().__init__(path, CrudeSample, making=making, **options)
+        super().__init__(path, CrudeSample, media_options=media_options, **options)
 
 
 def _opened(path: str | os.PathLike[str], split_part: str | None, split_config: str | None) -> SampleStore:

@@ -43,7 +43,7 @@ _DEPTH = 6
 _PLAIN = frozenset({int, float, bool, complex, type(None)})
 
 
-class Held(Generic[T]):
+class BoundedCache(Generic[T]):
     """Values by key, up to ``limit_bytes`` of them after each ``trim``; None for no limit.
 
     What came last is dropped first: of samples that are read ahead it is what is due last.
@@ -153,14 +153,14 @@ class ReaderFigures:
     """What a reader has done.
 
     ``frames``: see `FrameTotals`; ``num_encoded`` samples, ``num_encoded_again`` of them twice for want of room;
-    ``num_held`` outputs and packs wait for their units now, ``most_held_bytes`` is the most that they took.
+    ``num_waiting`` outputs and packs wait for their units now, ``most_waiting_bytes`` is the most that they took.
     """
 
     frames: FrameTotals
     num_encoded: int
     num_encoded_again: int
-    num_held: int
-    most_held_bytes: int
+    num_waiting: int
+    most_waiting_bytes: int
 
 
 class UnitReader:
@@ -186,7 +186,7 @@ class UnitReader:
             form = Counted(form, self._count)
         self._walk = Walk(replace(run.framing, form=form), self._find, states)
         limit = None if run.not_stateless is not None else run.data.buffer_bytes
-        self._held: Held[Any] = Held(limit)
+        self._held: BoundedCache[Any] = BoundedCache(limit)
         self._faults: dict[Pair, FaultLog] = {}
         self._carried: dict[int, set[int]] = {}
         self._next: dict[int, int] = {}

@@ -119,7 +119,7 @@ class WorkerPool(Generic[T]):
     def _begin(self, due: _Due[T], *, careful: bool = False) -> deque[Sent]:
         if self._worker_set is not None and self._reading.persistent_workers:
             with contextlib.suppress(Stale):
-                return self._deal(self._worker_set, due)
+                return self._assign(self._worker_set, due)
         # They are kept no longer, or one has died, or is busy with what nobody wants.
         self.close(kill=self._worker_set is not None)
         worker_set = self._worker_set = WorkerSet(
@@ -131,9 +131,9 @@ class WorkerPool(Generic[T]):
             describe_sample=self._describe_sample,
         )
         _living.add(self)
-        return self._deal(worker_set, due)
+        return self._assign(worker_set, due)
 
-    def _deal(self, worker_set: WorkerSet, due: _Due[T]) -> deque[Sent]:
+    def _assign(self, worker_set: WorkerSet, due: _Due[T]) -> deque[Sent]:
         try:
             return worker_set.begin(iter(due))
         except BaseException:

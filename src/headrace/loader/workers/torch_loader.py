@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from headrace.loader.workers.worker import Sent, Side, Table
+from headrace.loader.workers.worker import Sent, Table, WorkerSetup
 
 _log = logging.getLogger("headrace")
 
@@ -68,7 +68,7 @@ class TaskSampler(Sampler[tuple[int, int, Any]]):
 
 
 def data_loader(
-    side: Side,
+    setup: WorkerSetup,
     order: TaskSampler,
     *,
     num_workers: int,
@@ -85,7 +85,7 @@ def data_loader(
     generator = torch.Generator()
     generator.manual_seed((torch.initial_seed() + next(_starts)) % 2**63)
     return _Loader(
-        side,
+        setup,
         sampler=order,
         batch_size=None,
         collate_fn=_as_is,
@@ -95,7 +95,7 @@ def data_loader(
         timeout=timeout_s,
         persistent_workers=True,
         multiprocessing_context=context,
-        worker_init_fn=side.start,
+        worker_init_fn=setup.start,
         generator=generator,
     )
 

@@ -189,7 +189,7 @@ def _received(data: bytes) -> Any:
         return LostMessage(f"{type(error).__name__}: {error}")
 
 
-class Side(Dataset[Any]):
+class WorkerSetup(Dataset[Any]):
     """What is sent to each worker at its start.
 
     Args:

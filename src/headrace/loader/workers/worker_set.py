@@ -33,7 +33,7 @@ from headrace.errors import ConfigError, WorkerError
 from headrace.loader.workers.torch_loader import TaskSampler, data_loader, names_of, pipe_of, shut_down, started_by
 from headrace.loader.workers.user_globals import Globals
 from headrace.loader.workers.watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill, within
-from headrace.loader.workers.worker import LostMessage, Sent, Side, State, Table, TraceFile, WorkerStatus
+from headrace.loader.workers.worker import LostMessage, Sent, State, Table, TraceFile, WorkerSetup, WorkerStatus
 
 if TYPE_CHECKING:
     from headrace.loader.reading import Reading
@@ -204,7 +204,7 @@ class WorkerSet:
         # The kernel's signal comes when the thread that started a process ends: only the main one surely stays.
         by_main = method == "forkserver" or threading.current_thread() is threading.main_thread()
         self._named = Globals(read, reading.differing_globals)
-        side = Side(
+        setup = WorkerSetup(
             read,
             self._table,
             self._trace,
@@ -214,7 +214,7 @@ class WorkerSet:
             ends_with="signal" if by_main else "poll",
         )
         self._loader: Any = data_loader(
-            side,
+            setup,
             order,
             num_workers=reading.num_workers,
             prefetch=1 if careful else reading.prefetch or 2,

@@ -161,7 +161,7 @@ class SampleBlock:
         self._notes: Counter[str] = Counter()
         self._added: Counter[str] = Counter()
 
-    def put_aside(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
+    def drop_record(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
         """A record that is dropped or bad, and leaves nothing else behind. ``made``: its sequences before any cut."""
         if isinstance(error, InputError):
             self._bad.append(Refused(record, str(error)))

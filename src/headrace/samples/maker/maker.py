@@ -146,7 +146,7 @@ class SampleMaker:
             try:
                 samples[number] = self.sample(record)
             except InputError as error:
-                block.put_aside(number, error)
+                block.drop_record(number, error)
         self._shape.render_ahead(samples.values())
         for number, sample in samples.items():
             try:
@@ -154,7 +154,7 @@ class SampleMaker:
             except RenderLimitError as error:
                 raise error.at(number) from None
             except (DroppedError, InputError) as error:
-                block.put_aside(number, error)
+                block.drop_record(number, error)
         # All records are encoded together, or one by one where that fails.
         try:
             encoded = self._sequencer.encode([asked for one in waiting for asked in one.asked])
@@ -235,7 +235,7 @@ class SampleMaker:
             documents = self._shape.documents(one.sample, kept)
             self._check_numbers(documents)
         except (DroppedError, InputError) as error:
-            block.put_aside(one.number, error, made)
+            block.drop_record(one.number, error, made)
         else:
             block.take(one.number, made, kept, documents, one.tally, one.domain)
 

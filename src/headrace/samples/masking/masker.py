@@ -86,7 +86,7 @@ class Masker:
             try:
                 texts = self._marker.mark(conversation, with_all=evidence)
             except (DroppedError, InputError) as error:
-                work.put_aside(number, error)
+                work.drop_record(number, error)
                 continue
             work.counts.update(self._marker.counts)
             marked += texts
@@ -97,7 +97,7 @@ class Masker:
             try:
                 work.take(number, [encoded[row] for row in rows])
             except (DroppedError, InputError) as error:
-                work.put_aside(number, error)
+                work.drop_record(number, error)
         return work.result()
 
     def _encode(
@@ -130,7 +130,7 @@ class _Batch:
         self._dropped: list[Dropped] = []
         self._refused: list[Refused] = []
 
-    def put_aside(self, record: int, error: DroppedError | InputError) -> None:
+    def drop_record(self, record: int, error: DroppedError | InputError) -> None:
         """A record that a policy drops, or that cannot be used."""
         if isinstance(error, DroppedError):
             self._dropped.append(Dropped(record, error.reason, str(error), self.num_tokens))

@@ -18,7 +18,7 @@ from headrace.errors import ConfigError
 from headrace.plan.framed import Form, GroupBatches, Singles
 
 
-class BatchMaking:
+class Batching:
     """How samples become batches, as the arguments of `get_train_dataset` say it.
 
     Args:
@@ -148,7 +148,7 @@ def over(data: Framed, part: Dataset | Mix) -> Framed:
     )
 
 
-Given = str | os.PathLike[str] | Dataset | Mix | Framed
+PathOrData = str | os.PathLike[str] | Dataset | Mix | Framed
 
 
 class OpenedUnits(NamedTuple):
@@ -159,9 +159,9 @@ class OpenedUnits(NamedTuple):
 
 
 def opened(
-    given: Given,
+    given: PathOrData,
     split_part: str,
-    making: BatchMaking,
+    batching: Batching,
     *,
     training: bool,
     global_batch_size: Any,
@@ -172,7 +172,7 @@ def opened(
     Args:
         given: a path or data.
         split_part: of a dataset of Energon's or a metadataset.
-        making: what a task encoder does with them.
+        batching: what a task encoder does with them.
         training: mix; else one after another.
         global_batch_size: of the run, for metadatasets that count in steps.
         options: of `MediaDataset.open`, and ``subset``; of a metadataset those of `SourceOptions`.
@@ -182,15 +182,15 @@ def opened(
         StoreError: nothing is there, or it is malformed.
     """
     if isinstance(given, Framed):
-        return OpenedUnits(given.data, making.only_lanes(given, options))
-    data = _data(given, split_part, making, training=training, global_batch_size=global_batch_size, options=options)
-    return OpenedUnits(data, making.units(data))
+        return OpenedUnits(given.data, batching.only_lanes(given, options))
+    data = _data(given, split_part, batching, training=training, global_batch_size=global_batch_size, options=options)
+    return OpenedUnits(data, batching.units(data))
 
 
 def _data(
     given: str | os.PathLike[str] | Dataset | Mix,
     split_part: str,
-    making: BatchMaking,
+    batching: Batching,
     *,
     training: bool,
     global_batch_size: Any,
@@ -199,7 +199,7 @@ def _data(
     if isinstance(given, Dataset | Mix):
         if options:
             raise ConfigError(f"{', '.join(options)}: says how a path is opened, and the data is open already")
-        return making.around(given)
+        return batching.around(given)
     if Path(given).suffix in (".yaml", ".yml"):
         known = SourceOptions.__struct_fields__
         if unknown := [name for name in options if name not in known]:
@@ -207,15 +207,15 @@ def _data(
                 f"{', '.join(unknown)}: of a metadataset its file says it; allowed here are {', '.join(known)}"
             )
         metadataset = load_dataset(given)
-        opening = making.sources(options)
+        opening = batching.sources(options)
         if training:
             return metadataset.train(split_part, options=opening, global_batch_size=global_batch_size)
         return metadataset.validation(split_part, options=opening)
     subset = options.pop("subset", None)
     # Plain shards and JSONL files are of one part, whatever it is called.
     part = split_part if Path(given, ".nv-meta").is_dir() else None
-    dataset = MediaDataset.open(given, part, **making.opening(options))
-    return making.around(dataset if subset is None else Subset(dataset, subset))
+    dataset = MediaDataset.open(given, part, **batching.opening(options))
+    return batching.around(dataset if subset is None else Subset(dataset, subset))
 
 
 def parts(data: Dataset | Mix) -> list[Dataset | Mix]:
