@@ -32,7 +32,7 @@ soak: $(VENV)/dev  ## large runs that are killed or measured, every variant of t
 interop-full: $(VENV)/interop  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"
 
-bench: $(VENV)/bench  ## benchmarks beside the peers; tables here, JSON in benchmarks/results
+bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md and benchmarks/results
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/prepare.py
@@ -43,6 +43,7 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; tables here, JSON in bench
 	$(BIN)/python benchmarks/multimodal.py
 	$(BIN)/python benchmarks/encoder.py
 	$(BIN)/python benchmarks/balance.py
+	$(BIN)/python benchmarks/page.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

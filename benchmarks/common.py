@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -15,6 +17,11 @@ from typing import Any
 import psutil
 
 RESULTS = Path(__file__).parent / "results"
+PACKAGES = (
+    *("headrace", "numpy", "torch", "numba", "tokenizers", "fastokens", "gigatoken", "megatron-core"),
+    *("megatron-energon", "webdataset", "torchtune", "trl", "datasets", "transformers", "datatrove", "simplejpeg"),
+)
+"""Those whose versions a result names."""
 
 
 def cpu_s() -> float:
@@ -49,7 +56,7 @@ def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows with equal names as an aligned table."""
     names = list(rows[0])
-    cells = [names] + [[_cell(row[name]) for name in names] for row in rows]
+    cells = [names] + [[cell(row[name]) for name in names] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
     return "\n".join(
         "  ".join(
@@ -60,7 +67,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value as it stands in a table."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -69,8 +77,30 @@ def _cell(value: Any) -> str:
 def save(name: str, result: dict[str, Any]) -> None:
     """Write the result beside those of the other benchmarks."""
     RESULTS.mkdir(exist_ok=True)
-    machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine, **result}, indent=2) + "\n")
+    content = {"command": " ".join(["python", *sys.argv]), "machine": machine(), **result}
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, and the versions of what is measured."""
+    cpu = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
+    )
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "processor": cpu or platform.machine(),
+        "cpus": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
 def verdict(what: str, value: float, bar: float, *, at_most: bool = False) -> str:

@@ -1,0 +1,119 @@
+"""Writes docs/benchmarks.md from the results of the benchmarks that have run on this machine: ``make bench``.
+
+    python benchmarks/page.py [--output docs/benchmarks.md]
+
+What each benchmark measures, and what it leaves out, is the text at the head of its script. A benchmark that has no
+result here is named as missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import common
+
+SCRIPTS = {
+    "load": "Batches of token windows",
+    "start": "Time to the first batch",
+    "prepare": "Text to tokens",
+    "packing": "Packing",
+    "megatron": "Megatron's order and files",
+    "sft": "Conversations to tokens and loss masks",
+    "tar": "Samples in tar shards",
+    "multimodal": "Images and captions into batches",
+    "encoder": "Task encoders that pack",
+    "balance": "Balanced steps",
+}
+"""The name of each result, in the order of the page, and its heading."""
+FILES = {"megatron": "megatron_gpt"}
+INTRODUCTION = """# Benchmarks
+
+`make bench` runs these and writes this page. Each engine runs in a process of its own, and engines take turns; the
+figures are medians of CPU seconds, over all processes of an engine, unless a table says otherwise. The ratios between
+engines carry over to other machines better than the rates do. Each section says what it leaves out.
+
+A line that begins with `holds` or `FAILS` is a bar that we set before we measured. We leave bars that fail in place.
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "docs" / "benchmarks.md")
+    output: Path = parser.parse_args().output
+    results = {name: _result(name) for name in SCRIPTS}
+    output.write_text("\n".join(_page(results)), encoding="utf-8")
+    print(output)
+
+
+def _result(name: str) -> dict[str, Any] | None:
+    path = common.RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _page(results: dict[str, dict[str, Any] | None]) -> Iterator[str]:
+    yield INTRODUCTION
+    before: dict[str, Any] | None = None
+    for name, result in results.items():
+        script = FILES.get(name, name)
+        yield f"## {SCRIPTS[name]}\n"
+        title, _, method = (ast.get_docstring(_tree(script)) or "").partition("\n\n")
+        yield f"{' '.join(title.split())}\n"
+        yield from _paragraphs(method)
+        if result is None:
+            yield f"No figures here: run `python benchmarks/{script}.py`.\n"
+            continue
+        if result["machine"] != before:
+            before = result["machine"]
+            yield _machine(result["machine"])
+        yield f"```text\n{result['command']}\n```\n"
+        for key, rows in result.items():
+            if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+                yield from _tables(key, rows)
+        for line in (*result.get("notes", ()), *result["claims"]):
+            yield f"- {line}"
+        yield ""
+
+
+def _tree(script: str) -> ast.Module:
+    return ast.parse((Path(__file__).parent / f"{script}.py").read_text(encoding="utf-8"))
+
+
+def _paragraphs(method: str) -> Iterator[str]:
+    """The text of a script without its usage line, which the command stands for."""
+    for paragraph in method.split("\n\n"):
+        if not paragraph.startswith("    python"):
+            yield paragraph.replace("``", "`") + "\n"
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"Measured on {machine['cpus']} cores of {machine['processor']}, {machine['memory_gib']} GiB of memory, with "
+        f"Python {machine['python']}: {versions}.\n"
+    )
+
+
+def _tables(key: str, rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A table for each set of columns among the rows."""
+    if key != "rows":
+        yield f"{key.replace('_', ' ').capitalize()}:\n"
+    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault(tuple(row), []).append(row)
+    for names, chosen in kinds.items():
+        numbers = [any(isinstance(row[name], int | float) for row in chosen) for name in names]
+        yield "| " + " | ".join(names) + " |"
+        yield "|" + "|".join("---:" if number else "---" for number in numbers) + "|"
+        for row in chosen:
+            yield "| " + " | ".join(common.cell(row[name]) for name in names) + " |"
+        yield ""
+
+
+if __name__ == "__main__":
+    main()
