@@ -1,0 +1,54 @@
+"""The walks that tools/walk.py follows are counted rightly."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PROGRAM = Path(__file__).parents[1] / "tools" / "walk.py"
+
+
+@pytest.fixture
+def walk() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("walk", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_calls_and_changes_of_file_are_counted(walk: ModuleType, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "a.py").write_text("def outer(inner):\n    helper()\n    return inner()\n\n\ndef helper(): ...\n")
+    (package / "b.py").write_text("def inner():\n    return 1\n")
+    names: dict[str, object] = {}
+    for file in ("a.py", "b.py"):
+        exec(compile((package / file).read_text(), str(package / file), "exec"), names)
+    outer, inner = names["outer"], names["inner"]
+    assert callable(outer)
+    walk.follow(package, lambda: outer(inner), tmp_path / "log")
+    found = walk.figures(tmp_path / "log")
+    # Into b.py and back; the call that begins the walk comes from nowhere.
+    assert found == {
+        "files": 2,
+        "calls": 3,
+        "changes_of_file": 2,
+        "functions": ["a.py outer", "a.py helper", "b.py inner"],
+    }
+
+
+@pytest.mark.parametrize("name", ["document", "position", "packed"])
+def test_each_walk_reaches_its_end(walk: ModuleType, name: str) -> None:
+    last = {
+        "document": "stores/manifest.py",
+        "position": "datasets/windows.py WindowDataset.read_into",
+        "packed": "encoders/pipeline.py",
+    }
+    root = PROGRAM.parents[1]
+    functions = walk.walk(name, root)["functions"]
+    assert any(function.startswith(last[name]) for function in functions)
